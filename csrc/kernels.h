@@ -1,0 +1,27 @@
+// Every kernel entry point, once for each backend. Arguments are checked by the callers; empty inputs are allowed.
+#pragma once
+
+#include "params.h"
+
+namespace nvfp4 {
+
+void amax_cpu(const AmaxParams& params);
+void quantize_cpu(const QuantizeParams& params);  // computes the amax first where params.amax_source says so
+void dequantize_cpu(const DequantizeParams& params);
+void swizzle_cpu(const SwizzleParams& params);
+
+#if defined(NVFP4_WITH_CUDA)
+using Stream = void*;  // a cudaStream_t; the CUDA headers stay out of the host files
+
+void zero_amax_cuda(const AmaxParams& params, Stream stream);
+void amax_cuda(const AmaxParams& params, Stream stream);          // the buffers hold zeros already
+void quantize_cuda(const QuantizeParams& params, Stream stream);  // any amax source but kCompute
+void dequantize_cuda(const DequantizeParams& params, Stream stream);
+void swizzle_cuda(const SwizzleParams& params, Stream stream);
+
+// amax and cast in one launch, amax_source == kCompute. scratch: float32, fused_scratch_elements(params) of them.
+void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream stream);
+int64_t fused_scratch_elements(const QuantizeParams& params);
+#endif
+
+}  // namespace nvfp4

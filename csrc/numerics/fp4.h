@@ -1,0 +1,83 @@
+// E2M1: 1 sign bit, 2 exponent bits, 1 mantissa bit; magnitudes 0 0.5 1 1.5 2 3 4 6; no infinity, no NaN.
+//
+//   bit 3  2 1  0
+//       s  e e  m
+#pragma once
+
+#include "bits.h"
+#include "formats.h"
+
+namespace nvfp4 {
+
+// Nearest, ties to even code; saturates. The sign is y's own (-0 gives 8); a NaN gives 7.
+NVFP4_HD constexpr uint32_t encode_e2m1(float y) {
+  if (is_nan(y)) return 7U;
+  const float a = magnitude(y);
+  const uint32_t code = uint32_t(a > 0.25F) + uint32_t(a >= 0.75F) + uint32_t(a > 1.25F) + uint32_t(a >= 1.75F) +
+                        uint32_t(a > 2.5F) + uint32_t(a >= 3.5F) + uint32_t(a > 5.0F);
+  return code | ((float_bits(y) >> 31) << 3);
+}
+
+NVFP4_HD constexpr float decode_e2m1_magnitude(uint32_t code) {
+  const uint32_t exponent = (code >> 1) & 3U;
+  const uint32_t mantissa = code & 1U;
+  if (exponent == 0) return mantissa != 0 ? 0.5F : 0.0F;
+  return bits_float(((126U + exponent) << 23) | (mantissa << 22));
+}
+
+NVFP4_HD constexpr float decode_e2m1(uint32_t code) {
+  return bits_float(float_bits(decode_e2m1_magnitude(code)) | ((code & 8U) << 28));
+}
+
+// x clamped to [0, 1]; a NaN gives 0. One modifier of the instruction on a GPU.
+NVFP4_HD constexpr float saturate(float x) {
+#if defined(__CUDA_ARCH__)
+  return __saturatef(x);
+#else
+  return x > 0.0F ? (x < 1.0F ? x : 1.0F) : 0.0F;
+#endif
+}
+
+NVFP4_HD constexpr float fused_multiply_add(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return static_cast<float>(static_cast<double>(a) * b + c);  // exact where it is used below: one rounding
+#endif
+}
+
+// The magnitudes of four codes from four scaled magnitudes, without integer arithmetic.
+//
+// A code is the nearest integer to 4 sat(h) + 2 sat(h - 1) + sat(h - 2) with h = a / 2: at most one term is no integer,
+// so that adding the terms to 1.5 * 2^23 * w (whose unit in the last place is w) rounds once, ties to even, and leaves
+// the code, times w, in the low bits. Weights 4096, 256, 16, 1 chain four codes into one register; the subtraction
+// that takes the constant of one weight to the next is exact. A NaN gives 0: its block is overwritten as a whole.
+NVFP4_HD constexpr float add_e2m1_magnitude(float sum, float a, float weight) {
+  const float h0 = saturate(0.5F * a);
+  const float h1 = saturate(fused_multiply_add(a, 0.5F, -1.0F));
+  const float h2 = saturate(fused_multiply_add(a, 0.5F, -2.0F));
+  sum = fused_multiply_add(h2, weight, sum);
+  sum = fused_multiply_add(h1, 2.0F * weight, sum);
+  return fused_multiply_add(h0, 4.0F * weight, sum);
+}
+
+NVFP4_HD constexpr uint32_t encode4_e2m1_magnitudes(float a0, float a1, float a2, float a3) {
+  constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23
+  float sum = add_e2m1_magnitude(kMagic * 4096.0F, a3, 4096.0F);
+  sum = add_e2m1_magnitude(sum - (kMagic * 4096.0F - kMagic * 256.0F), a2, 256.0F);
+  sum = add_e2m1_magnitude(sum - (kMagic * 256.0F - kMagic * 16.0F), a1, 16.0F);
+  sum = add_e2m1_magnitude(sum - (kMagic * 16.0F - kMagic), a0, 1.0F);
+  return float_bits(sum) & 0xFFFFU;
+}
+
+// Every midpoint and code point.
+static_assert(encode_e2m1(0.25F) == 0 && encode_e2m1(0.75F) == 2 && encode_e2m1(1.25F) == 2);
+static_assert(encode_e2m1(1.75F) == 4 && encode_e2m1(2.5F) == 4 && encode_e2m1(3.5F) == 6 && encode_e2m1(5.0F) == 6);
+static_assert(encode_e2m1(0.5F) == 1 && encode_e2m1(1.5F) == 3 && encode_e2m1(3.0F) == 5 && encode_e2m1(6.0F) == 7);
+static_assert(encode_e2m1(-0.0F) == 8 && encode_e2m1(-0.25F) == 8 && encode_e2m1(-kInfinity) == 15);
+static_assert(encode_e2m1(bits_float(0xFFC00000U)) == 7);
+static_assert(decode_e2m1(7) == 6.0F && decode_e2m1(13) == -3.0F && float_bits(decode_e2m1(8)) == kSignBit);
+static_assert(encode4_e2m1_magnitudes(0.25F, 0.75F, 1.25F, 1.75F) == 0x4220U);
+static_assert(encode4_e2m1_magnitudes(2.5F, 3.5F, 5.0F, kInfinity) == 0x7664U);
+
+}  // namespace nvfp4
