@@ -1,4 +1,4 @@
-"""Builds the native module `nvfp4_quant._C` for the torch that is installed: CPU kernels, and CUDA kernels where nvcc is.
+"""Builds the native module `nvfp4_quant._C` for the installed torch: CPU kernels, and CUDA kernels where nvcc is.
 
 Environment: NVFP4_CPU_ONLY=1 leaves the CUDA half out; CUDA_HOME names a toolkit; TORCH_CUDA_ARCH_LIST lists compute
 capabilities ("8.0 9.0+PTX 10.0f"); MAX_JOBS limits the number of compilers at once. No GPU is needed, none is asked.
@@ -46,14 +46,15 @@ def find_nvcc() -> Path | None:
     return Path(os.path.realpath(top[1]), "bin", "nvcc") if top else nvcc
 
 
-def check_cuda_version(nvcc: Path) -> None:
-    """Ends the build with a sentence when nvcc and torch belong to different major versions of CUDA."""
-    release = re.search(r"release (\d+)\.(\d+)", subprocess.check_output([nvcc, "--version"], text=True))
-    if release and release[1] != torch.version.cuda.split(".")[0]:
+def toolkit_version(nvcc: Path) -> str:
+    """The toolkit's version, such as 13.0; ends the build with a sentence if torch needs another major version."""
+    release = re.search(r"release (\d+\.\d+)", subprocess.check_output([nvcc, "--version"], text=True))[1]
+    if release.split(".")[0] != torch.version.cuda.split(".")[0]:
         sys.exit(
-            f"{nvcc} is CUDA {release[1]}.{release[2]}, but torch {torch.__version__} was built for CUDA "
-            f"{torch.version.cuda}: set CUDA_HOME to a matching toolkit, or NVFP4_CPU_ONLY=1."
+            f"{nvcc} is CUDA {release}, but torch {torch.__version__} was built for CUDA {torch.version.cuda}: "
+            "set CUDA_HOME to a matching toolkit, or NVFP4_CPU_ONLY=1."
         )
+    return release
 
 
 def gencode_flags(arch: str) -> list[str]:
@@ -90,10 +91,7 @@ def choose_nvcc() -> tuple[Path | None, str]:
     if torch.version.cuda is None:
         return None, f"torch {torch.__version__} has no CUDA"
     nvcc = find_nvcc()
-    if nvcc is None:
-        return None, "no nvcc found"
-    check_cuda_version(nvcc)
-    return nvcc, ""
+    return nvcc, "" if nvcc else "no nvcc found"
 
 
 def wheel_includes() -> list[str]:
@@ -104,6 +102,7 @@ def wheel_includes() -> list[str]:
 
 
 nvcc, reason = choose_nvcc()
+cuda_version = toolkit_version(nvcc) if nvcc else None
 archs = cuda_archs(nvcc) if nvcc else []
 if nvcc:
     # Read by torch's helper when it is imported; by itself it would take the folder above a wrapper script.
@@ -120,7 +119,7 @@ class BuildNative(BuildExtension):
         facts = {
             "NVFP4_VERSION": self.distribution.get_version(),
             "NVFP4_TORCH_VERSION": torch.__version__,
-            "NVFP4_CUDA_VERSION": torch.version.cuda if nvcc else "",
+            "NVFP4_CUDA_VERSION": cuda_version or "",
             "NVFP4_CUDA_ARCHS": " ".join(archs),
         }
         self.extensions[0].extra_compile_args["cxx"] += [f'-D{name}="{value}"' for name, value in facts.items()]
@@ -128,9 +127,8 @@ class BuildNative(BuildExtension):
 
     def run(self):
         super().run()
-        lines = [f'TORCH = "{torch.__version__}"', f"CUDA = {repr(torch.version.cuda) if nvcc else None}"]
-        text = "# Written by setup.py: what the library beside this file was built for.\n" + "\n".join(lines) + "\n"
-        Path(self.get_ext_fullpath("nvfp4_quant._C")).with_name("_build.py").write_text(text.replace("'", '"'))
+        library = Path(self.get_ext_fullpath("nvfp4_quant._C"))
+        library.with_name("_build.py").write_text(f"TORCH = {str(torch.__version__)!r}\nCUDA = {cuda_version!r}\n")
 
 
 def native_extension():
