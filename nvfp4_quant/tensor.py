@@ -1,0 +1,111 @@
+"""NVFP4Tensor: a torch.Tensor whose data is quantized; the functions that change the order of its scales."""
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .storage import NVFP4TensorStorage, checked_arguments
+
+
+class NVFP4Tensor(Tensor, NVFP4TensorStorage):
+    """A quantized tensor that presents its original shape, and a nominal dtype: bf16, fp16 or fp32.
+
+    Built by keyword: `NVFP4Tensor(shape=, dtype=, rowwise_data=, ...)` with the keywords of `get_metadata()`, and
+    `requires_grad`. Fields and methods are those of NVFP4TensorStorage; torch's operators are in `tensor_ops`.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    # Tensor has these names too, and comes first: it must, for the shape, the dtype and the device.
+    __repr__ = NVFP4TensorStorage.__repr__
+
+    def __new__(cls, shape, dtype, *, requires_grad=False, device=None, **keywords):
+        del device  # that of the buffers
+        return cls._wrap(*checked_arguments(shape, dtype, **keywords), requires_grad)
+
+    def __init__(self, *args, **keywords):
+        """Everything is done in `__new__`."""
+
+    @classmethod
+    def _wrap(cls, buffers, settings, shape, dtype, device, requires_grad=False):
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
+        self._set_buffers(buffers)
+        self._settings = settings
+        return self
+
+    def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
+        """The values in `dtype` (bf16, fp16 or fp32; default the nominal one), from the row-wise side where there is one.
+
+        The gradient passes straight through. TypeError: another dtype; RuntimeError: neither direction is there.
+        """
+        if torch.is_grad_enabled() and self.requires_grad:
+            return _Dequantize.apply(self, dtype)
+        return NVFP4TensorStorage.dequantize(self, dtype=dtype)
+
+    def _fill(self, *args, **keywords) -> None:
+        super()._fill(*args, **keywords)
+        if not torch.compiler.is_compiling() and not self.is_inference():
+            torch.autograd.graph.increment_version(self)
+
+    def __tensor_flatten__(self):
+        names = [name for name in ops.ATTRIBUTES if getattr(self, name) is not None]
+        return names, (self._current_settings(), self.dtype)
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
+        settings, dtype = context
+        buffers = tuple(inner.get(name) for name in ops.ATTRIBUTES)
+        device = next(iter(inner.values())).device
+        self = Tensor._make_wrapper_subclass(cls, outer_size, strides=outer_stride, dtype=dtype, device=device)
+        self._set_buffers(buffers)
+        self._settings = settings
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        from . import tensor_ops  # it needs this class
+
+        return tensor_ops.dispatch(cls, func, types, args, kwargs or {})
+
+
+class _Dequantize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, dtype):
+        return NVFP4TensorStorage.dequantize(y, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def dequantize(y: NVFP4TensorStorage, *, dtype: torch.dtype | None = None) -> Tensor:
+    """`y.dequantize(dtype=dtype)`; TypeError if y is not quantized."""
+    _require_quantized("y", y)
+    return y.dequantize(dtype=dtype)
+
+
+def swizzle_scales_for_gemm_(y):
+    """Puts the scales of y in the order that block-scaled GEMMs read, in new buffers; returns y.
+
+    Both directions at once; nothing happens if they are in that order already. TypeError if y is not quantized.
+    """
+    return _reorder_scales(y, swizzled=True)
+
+
+def unswizzle_scales_(y):
+    """The inverse of `swizzle_scales_for_gemm_`; returns y."""
+    return _reorder_scales(y, swizzled=False)
+
+
+def _reorder_scales(y, swizzled: bool):
+    _require_quantized("y", y)
+    if y._with_gemm_swizzled_scales != swizzled:
+        scales = ops.swizzle_scales(y._rowwise_scale_inv, y._columnwise_scale_inv, inverse=not swizzled)
+        y._rowwise_scale_inv, y._columnwise_scale_inv = scales
+        y._with_gemm_swizzled_scales = swizzled
+    return y
+
+
+def _require_quantized(name: str, value) -> None:
+    if not isinstance(value, NVFP4TensorStorage):
+        raise TypeError(f"{name} must be an NVFP4Tensor or NVFP4TensorStorage, got {type(value).__name__}")
