@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from .ops import BLOCK, BUFFERS
 from .quantizer import NVFP4Quantizer
-from .reference import BLOCK, BUFFERS
 
 QUANTIZABLE = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 1 << 22  # elements compared at a time, which bounds the memory for float64

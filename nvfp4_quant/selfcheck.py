@@ -5,8 +5,8 @@ import hashlib
 import torch
 
 from ._native import _C
+from .ops import BUFFERS
 from .quantizer import NVFP4Quantizer
-from .reference import BUFFERS
 from .report import sqnr_db, stored_bytes
 
 SHAPE = (333, 1000)  # tails in both directions

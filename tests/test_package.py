@@ -47,8 +47,8 @@ def test_all_public_names_exist():
 def test_stub_names_what_the_native_module_has():
     assert (ROOT / "nvfp4_quant" / "py.typed").exists()
     tree = ast.parse((ROOT / "nvfp4_quant" / "_C.pyi").read_text())
-    kinds = ast.FunctionDef | ast.ClassDef
-    named = {node.name: node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")}
+    named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    named |= {node.target.id: node for node in tree.body if isinstance(node, ast.AnnAssign)}
     assert set(named) == {name for name in dir(_C) if not name.startswith("_")}
     for name, node in named.items():
         if isinstance(node, ast.ClassDef):
