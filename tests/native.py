@@ -1,0 +1,92 @@
+"""The native library beside the oracle: every mode of the contract, and how to run both."""
+
+import torch
+from helpers import assert_same_buffers, buffers_of, reference
+from torch.profiler import ProfilerActivity, profile
+
+from nvfp4_quant import NVFP4Quantizer
+from nvfp4_quant._native import _C
+
+RNG_STATE = (0x123456789ABCDEF0, 12)
+
+_RHT = {"with_rht": True}
+_2D = {"with_2d_quantization": True}
+_SR = {"stochastic_rounding": True}
+_ROW = {"row_scaled_nvfp4": True}
+_4OVER6 = {"nvfp4_use_4over6": True}
+_256 = {"nvfp4_e4m3_max": 256}
+_MSE = {"nvfp4_4over6_err_mode": "MSE"}
+MODES = {
+    "plain": {},
+    "2d": _2D,
+    "hadamard": _RHT,
+    "hadamard_no_signs": _RHT | {"with_random_sign_mask": False},
+    "hadamard_2d": _RHT | _2D,
+    "row_scaled": _ROW,
+    "row_scaled_hadamard": _ROW | _RHT,
+    "stochastic": _SR,
+    "stochastic_2d": _SR | _2D,
+    "stochastic_hadamard": _SR | _RHT,
+    "stochastic_hadamard_2d": _SR | _RHT | _2D,
+    "stochastic_row_scaled": _SR | _ROW,
+    "stochastic_row_scaled_hadamard": _SR | _ROW | _RHT,
+    "4over6": _4OVER6,
+    "4over6_mse": _4OVER6 | _MSE,
+    "4over6_256": _4OVER6 | _256,
+    "4over6_256_mse": _4OVER6 | _256 | _MSE,
+    "4over6_2d": _4OVER6 | _2D,
+    "4over6_2d_256_mse": _4OVER6 | _2D | _256 | _MSE,
+    "4over6_row_scaled": _4OVER6 | _ROW,
+    "4over6_row_scaled_256_mse": _4OVER6 | _ROW | _256 | _MSE,
+}
+
+
+def rng_of(options: dict) -> tuple[int, int] | None:
+    return RNG_STATE if options.get("stochastic_rounding") else None
+
+
+def oracle(x: torch.Tensor, options: dict, amax=None) -> dict:
+    """What the contract wants, computed on the CPU from the values of x."""
+    return reference.quantize(x.cpu(), amax=amax, rng_state=rng_of(options), **options)
+
+
+def native_quantizer(options: dict, schedule: str = "auto"):
+    return _C.NVFP4Quantizer(**options, schedule=schedule)
+
+
+def native(x: torch.Tensor, options: dict, schedule: str = "auto", amax=None) -> dict:
+    """What the library computes, by name of the buffer."""
+    return buffers_of(native_quantizer(options, schedule).quantize(x, amax=amax, rng_state=rng_of(options)))
+
+
+def assert_matches_oracle(x: torch.Tensor, options: dict, schedule: str = "auto", amax=None) -> None:
+    assert_same_buffers(native(x, options, schedule, amax), oracle(x, options, amax), str(options))
+
+
+def public_quantizer(options: dict):
+    """NVFP4Quantizer of the same options; `optimize_for_gemm` is an attribute there."""
+    options = dict(options)
+    optimize_for_gemm = options.pop("optimize_for_gemm", False)
+    quantizer = NVFP4Quantizer(**options)
+    quantizer.optimize_for_gemm = optimize_for_gemm
+    return quantizer
+
+
+def poisoned_buffers(quantizer, shape, device) -> tuple:
+    """Buffers of a native quantizer for an input of `shape`, full of bytes that nothing would write."""
+    buffers = quantizer.empty(tuple(shape), device)
+    for t in buffers:
+        if t is not None:
+            t.view(torch.uint8).fill_(0xA5)
+    return buffers
+
+
+def gpu_operations(call) -> list[str]:
+    """Names of the GPU operations (kernels, copies, memsets) of one call, in order, after a first call to warm up."""
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        call()
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
