@@ -135,6 +135,9 @@ class NVFP4TensorStorage:
 
         TypeError: another dtype; RuntimeError: neither direction is there.
         """
+        return self._dequantize(dtype)
+
+    def _dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         columnwise = self._rowwise_data is None
         data, scale_inv, amax = (self._buffers()[i] for i in (ops.COLUMNWISE if columnwise else ops.ROWWISE))
         for name, buffer in (("data", data), ("scale_inv", scale_inv), ("amax", amax)):

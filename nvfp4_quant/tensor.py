@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .ops import NOMINAL_DTYPES  # noqa: F401
+from .settings import Settings
 from .storage import NVFP4TensorStorage, checked_arguments
 
 
@@ -27,11 +29,19 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         """Everything is done in `__new__`."""
 
     @classmethod
-    def _wrap(cls, buffers, settings, shape, dtype, device, requires_grad=False):
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=requires_grad)
+    def _wrap(cls, buffers, settings, shape, dtype, device, requires_grad=False, stride=None):
+        self = Tensor._make_wrapper_subclass(
+            cls, shape, stride, dtype=dtype, device=device, requires_grad=requires_grad
+        )
         self._set_buffers(buffers)
         self._settings = settings
         return self
+
+    def _rebuild(self, buffers, *, shape=None, dtype=None, stride=None, settings: Settings | None = None):
+        """A tensor of the same class with these buffers; contiguous, and like this one, where nothing else is said."""
+        device = next(buffer.device for buffer in buffers if buffer is not None)
+        shape = self.shape if shape is None else shape
+        return self._wrap(buffers, settings or self._settings, shape, dtype or self.dtype, device, stride=stride)
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
         """The values in `dtype` (bf16, fp16 or fp32; default the nominal one), from the row-wise side where there is one.
@@ -40,7 +50,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         """
         if torch.is_grad_enabled() and self.requires_grad:
             return _Dequantize.apply(self, dtype)
-        return NVFP4TensorStorage.dequantize(self, dtype=dtype)
+        return self._dequantize(dtype)
 
     def _fill(self, *args, **keywords) -> None:
         super()._fill(*args, **keywords)
@@ -56,10 +66,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         settings, dtype = context
         buffers = tuple(inner.get(name) for name in ops.ATTRIBUTES)
         device = next(iter(inner.values())).device
-        self = Tensor._make_wrapper_subclass(cls, outer_size, strides=outer_stride, dtype=dtype, device=device)
-        self._set_buffers(buffers)
-        self._settings = settings
-        return self
+        return cls._wrap(buffers, settings, outer_size, dtype, device, stride=outer_stride)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -71,7 +78,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
 class _Dequantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, dtype):
-        return NVFP4TensorStorage.dequantize(y, dtype=dtype)
+        return y._dequantize(dtype)
 
     @staticmethod
     def backward(ctx, grad):
