@@ -1,4 +1,4 @@
-"""The native module. Buffers come in flatten order: row-wise data and scales, column-wise data and scales, both amaxes."""
+"""The native module. Six buffers are in flatten order: row-wise data, scales; column-wise data, scales; both amaxes."""
 
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,7 +12,7 @@ Buffers = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tens
 numerics: ModuleType  # the numeric rules on CPU tensors, for tests
 
 class NVFP4Quantizer:
-    """The options of a quantization, checked together: ValueError where they exclude each other. Immutable, hashable."""
+    """Options of a quantization, checked together: ValueError where they exclude each other. Immutable, hashable."""
 
     def __init__(
         self,
