@@ -136,7 +136,14 @@ def native_extension():
     # a second one would ignore torch.set_num_threads. -g0, because Python's own flags ask for debug information.
     cxx = ["-O3", "-g0", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
     host = ",".join(flag for flag in cxx if flag not in ("-O3", "-fopenmp"))
-    cuda = ["-O3", "-fmad=false", "-lineinfo", f"-Xcompiler={host}", *sum(map(gencode_flags, archs), [])]
+    cuda = [
+        "-O3",
+        "-fmad=false",
+        "-lineinfo",
+        "-DNVFP4_WITH_CUDA",
+        f"-Xcompiler={host}",
+        *sum(map(gencode_flags, archs), []),
+    ]
     make, sources = CppExtension, glob("csrc/*.cpp") + glob("csrc/cpu/*.cpp")
     if nvcc:
         make, sources = CUDAExtension, sources + glob("csrc/cuda/*.cu")

@@ -22,7 +22,7 @@ NATIVE = {
 
 def compile_to_ptx(source: Path, arch: str, folder: Path) -> str:
     ptx = folder / f"{source.stem}.ptx"
-    flags = ["-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", "-Werror", "all-warnings", f"-I{CSRC}"]
+    flags = ["-std=c++17", "-fmad=false", "-DNVFP4_WITH_CUDA", "-Werror", "all-warnings", f"-I{CSRC}"]
     command = ["nvcc", "-ptx", f"-arch=compute_{arch}", *flags, source, "-o", ptx]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, f"{source.name} for {arch}:\n{result.stderr}"
