@@ -86,6 +86,16 @@ def quantize(x, settings, amax=None, generator=None, rng_state=None) -> Buffers:
     return in_flatten_order(present, settings.rowwise, settings.columnwise)
 
 
+def empty(shape: tuple[int, ...], device: torch.device, settings, pin_memory: bool = False) -> Buffers:
+    """Uninitialised buffers for a tensor of `shape`."""
+    if not torch.compiler.is_compiling() and not _mode_stack_size() and device.type != "meta":
+        return settings.native().empty(shape, device, pin_memory)
+    like = quantize(torch.empty(shape, device="meta"), settings)  # the shapes, symbolic ones too, of the fake kernel
+    return tuple(
+        None if b is None else torch.empty(b.shape, dtype=b.dtype, device=device, pin_memory=pin_memory) for b in like
+    )
+
+
 def quantize_into(
     x, buffers: Buffers, settings, noop_flag=None, amax=None, generator=None, rng_state=None, with_amax=True
 ) -> None:

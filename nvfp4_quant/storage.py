@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops
+from . import amax_reduction, ops
 from .dtype import DType
 from .layout import transpose_tiles
 from .settings import Settings
@@ -193,16 +193,19 @@ class NVFP4TensorStorage:
         self._columnwise_data, self._columnwise_scale_inv = data, scale_inv
         self._amax_columnwise = self._amax_rowwise.clone()
 
-    def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None, group=None) -> None:
+    def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
         """Quantizes x into the buffers, of which those stay that `settings` wants; they are its settings from now on."""
         ops.require_tensor("x", x)
         if x.shape != self.shape:
             raise ValueError(f"x must have the shape of the tensor, {tuple(self.shape)}, got {tuple(x.shape)}")
         buffers = self._buffers_for(settings, noop_flag)
         with torch.no_grad():
-            ops.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state, group=group)
+            if settings.with_amax_reduction:
+                amax_reduction.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
+            else:
+                ops.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
         self._set_buffers(buffers)
-        self._settings = settings
+        self._settings = settings.of_tensor()
 
     def _buffers_for(self, settings: Settings, noop_flag: Tensor | None) -> ops.Buffers:
         """The buffers to write: those in place, new ones where the settings want others, None where they want none."""
