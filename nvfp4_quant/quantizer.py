@@ -9,6 +9,7 @@ from .dtype import DType
 from .settings import Settings
 from .storage import NVFP4TensorStorage
 from .tensor import NVFP4Tensor
+from .traced import quantize_tensor
 
 
 def _option(name: str) -> property:
@@ -135,9 +136,9 @@ class NVFP4Quantizer:
             dtype = x.dtype
         elif dtype not in ops.NOMINAL_DTYPES:
             raise TypeError(f"dtype must be one of {ops.NOMINAL_DTYPES}, got {dtype}")
-        if x.requires_grad and torch.is_grad_enabled() and not self._settings.internal:
-            return _Quantize.apply(x, self._settings, dtype, amax, generator, rng_state)
-        return _quantize(x, self._settings, dtype, amax, generator, rng_state)
+        if torch.compiler.is_dynamo_compiling() and not self._settings.internal:
+            return _quantize_in_graph(x, self._settings, dtype, amax, generator, rng_state)
+        return quantize_differentiably(x, self._settings, dtype, amax, generator, rng_state)
 
     def update_quantized(self, src: Tensor, dst, *, noop_flag: Tensor | None = None, generator=None, rng_state=None):
         """Quantizes src into dst, a quantized tensor of its shape, and returns dst.
@@ -173,6 +174,9 @@ class NVFP4Quantizer:
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         device, shape = torch.device(device), tuple(shape)
+        if torch.compiler.is_dynamo_compiling():
+            x = torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory, requires_grad=requires_grad)
+            return _quantize_in_graph(x, self._settings.of_tensor(), dtype)
         buffers = ops.empty(shape, device, self._settings, pin_memory)
         y = _wrap(buffers, self._settings, shape, dtype, device)
         return y.requires_grad_() if requires_grad else y
@@ -206,6 +210,27 @@ def _require_plain(name: str, x) -> None:
     ops.require_tensor(name, x)
     if isinstance(x, NVFP4TensorStorage):
         raise TypeError(f"{name} is quantized already; use `quantize_` of the destination, or dequantize it")
+
+
+def quantize_differentiably(x, settings, dtype, amax=None, generator=None, rng_state=None):
+    """The quantized x, through which the gradient passes straight."""
+    if x.requires_grad and torch.is_grad_enabled() and not settings.internal:
+        return _Quantize.apply(x, settings, dtype, amax, generator, rng_state)
+    return _quantize(x, settings, dtype, amax, generator, rng_state)
+
+
+def _quantize_in_graph(x, settings, dtype, amax=None, generator=None, rng_state=None):
+    if settings.with_amax_reduction:
+        raise NotImplementedError("with_amax_reduction=True is not supported in a compiled function")
+    return quantize_tensor(
+        x,
+        dtype=dtype,
+        with_post_rht_amax=settings.with_post_rht_amax,
+        **settings.options(),
+        **ops.amax_arguments(amax),
+        generator=generator,
+        **ops.random_arguments(rng_state),
+    )
 
 
 def _quantize(x, settings, dtype, amax=None, generator=None, rng_state=None):

@@ -36,6 +36,8 @@ class NVFP4TensorStorage:
     comes from `quantizer`. TypeError: a dtype; ValueError: a shape, device or option; RuntimeError: a missing buffer.
     """
 
+    _read_only = False  # True for a copy of a part of a tensor, which stands for a view and so must not be written
+
     def __new__(cls, shape, dtype, *, device=None, **keywords):
         del device  # that of the buffers
         return cls._wrap(*checked_arguments(shape, dtype, **keywords))
@@ -196,6 +198,8 @@ class NVFP4TensorStorage:
     def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
         """Quantizes x into the buffers, of which those stay that `settings` wants; they are its settings from now on."""
         ops.require_tensor("x", x)
+        if self._read_only:
+            raise RuntimeError("cannot write into a copy of a part of a quantized tensor, not into the tensor; clone() it")
         if x.shape != self.shape:
             raise ValueError(f"x must have the shape of the tensor, {tuple(self.shape)}, got {tuple(x.shape)}")
         buffers = self._buffers_for(settings, noop_flag)

@@ -59,14 +59,17 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
 
     def __tensor_flatten__(self):
         names = [name for name in ops.ATTRIBUTES if getattr(self, name) is not None]
-        return names, (self._current_settings(), self.dtype)
+        return names, (self._current_settings(), self.dtype, self._read_only)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        settings, dtype = context
+        settings, dtype, read_only = context
         buffers = tuple(inner.get(name) for name in ops.ATTRIBUTES)
         device = next(iter(inner.values())).device
-        return cls._wrap(buffers, settings, outer_size, dtype, device, stride=outer_stride)
+        self = cls._wrap(buffers, settings, outer_size, dtype, device, stride=outer_stride)
+        if read_only:
+            self._read_only = True
+        return self
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
