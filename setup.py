@@ -152,7 +152,7 @@ def native_extension():
     # As system headers, so that -Wextra speaks of our code only.
     includes = extension.include_dirs + (wheel_includes() if nvcc else [])
     cxx += [f"-isystem{path}" for path in includes]
-    extension.include_dirs = ["csrc"]
+    extension.include_dirs = [os.path.abspath("csrc")]  # ninja runs in another folder
     return extension
 
 
