@@ -47,4 +47,22 @@ decltype(auto) dispatch_rounding(Rounding value, F&& f) {
   throw std::logic_error("dispatch_rounding: no such rounding");
 }
 
+// Everything that the kernels of a cast are compiled for: dtype, rounding, with_rht, row_scaled.
+template <class F>
+void dispatch_cast(const QuantizeParams& params, F&& f) {
+  const bool with_rht = params.with_rht && params.columnwise.data != nullptr;
+  dispatch_dtype(params.x.dtype, [&](auto dtype) {
+    dispatch_rounding(params.rounding, [&](auto rounding) {
+      dispatch_bool(params.row_scaled, [&](auto row_scaled) {
+        if (!with_rht) return f(dtype, rounding, std::false_type{}, row_scaled);
+        if constexpr (rounding() == Rounding::kFourOverSix) {
+          throw std::logic_error("dispatch_cast: 4over6 with Hadamard");  // refused by the options
+        } else {
+          f(dtype, rounding, std::true_type{}, row_scaled);
+        }
+      });
+    });
+  });
+}
+
 }  // namespace nvfp4

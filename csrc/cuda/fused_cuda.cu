@@ -1,0 +1,183 @@
+// Amax and cast in one launch. Every block reads its tiles through a ring in shared memory, the grid agrees on the amax,
+// and every block casts its tiles in the opposite order: the newest are still in the ring, the next ones in the L2.
+#include <cooperative_groups.h>
+
+#include "../dispatch.h"
+#include "../kernels.h"
+#include "cast.cuh"
+#include "launch.cuh"
+#include "tile_amax.cuh"
+
+namespace nvfp4 {
+namespace {
+
+template <DType D>
+inline constexpr int kSlots = D == DType::kFloat32 ? 2 : 3;
+
+// The tiles of one block, numbered 0 .. count - 1, each in slot i % kSlots.
+template <DType D>
+struct Ring {
+  const MatrixView& x;
+  uint8_t* slots;
+  int64_t grid_cols;
+  int64_t count;
+  bool aligned;
+
+  __device__ Ring(const MatrixView& matrix, uint8_t* memory)
+      : x(matrix), slots(memory), aligned(has_aligned_rows<D>(matrix)) {
+    const TileGrid grid = tile_grid(x);
+    grid_cols = grid.cols;
+    count = ceil_div(grid.rows * grid.cols - blockIdx.x, gridDim.x);
+  }
+  __device__ __forceinline__ TileOrigin origin(int64_t i) const {
+    return tile_origin(blockIdx.x + i * gridDim.x, grid_cols);
+  }
+  __device__ __forceinline__ uint8_t* slot(int64_t i) const { return slots + i % kSlots<D> * kTileBytes<D>; }
+
+  // Always closes one group of copies, so that the groups can be counted.
+  __device__ __forceinline__ void load(int64_t i) const {
+    if (i >= 0 && i < count) {
+      load_tile<D>(x, aligned, origin(i), slot(i));
+    } else {
+      ptx::copy_async_commit();
+    }
+  }
+};
+
+// The block's share of the amaxes; afterwards the last kSlots tiles are in the ring.
+template <DType D, bool WithRht>
+__device__ __forceinline__ TileAmax ring_amax(const Ring<D>& ring, const AmaxTask& task) {
+  const bool own_chunks = ring.aligned && !WithRht && !task.row_scaled;
+  TileAmax amax = {0.0F, 0.0F};
+  for (int64_t i = 0; i < ring.count; ++i) {
+    ptx::copy_async_wait<kSlots<D> - 1>();
+    if (own_chunks) {
+      amax.rowwise = fmaxf(amax.rowwise, own_chunks_amax<D>(ring.slot(i)));
+    } else {
+      __syncthreads();
+      const TileAmax one = tile_amax<D>(task, ring.origin(i), ring.slot(i));
+      amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
+      __syncthreads();
+    }
+    ring.load(i + kSlots<D>);
+  }
+  return amax;
+}
+
+// The largest of what every block wrote to scratch.
+__device__ __forceinline__ float grid_max(const float* scratch, float* shared) {
+  float m = 0.0F;
+  for (int i = threadIdx.x; i < int(gridDim.x); i += kThreads) m = fmaxf(m, __ldcg(scratch + i));
+  return block_max_ignore_nan<kWarps>(m, shared);
+}
+
+__device__ __forceinline__ void zero_lines(const AmaxTask& task) {
+  const int64_t first = blockIdx.x * int64_t(kThreads) + threadIdx.x;
+  const int64_t step = gridDim.x * int64_t(kThreads);
+  if (task.rowwise != nullptr) {
+    for (int64_t i = first; i < task.rows; i += step) task.rowwise[i] = 0.0F;
+  }
+  if (task.columnwise != nullptr) {
+    for (int64_t i = first; i < task.cols; i += step) task.columnwise[i] = 0.0F;
+  }
+}
+
+// Blocks that should fit on a multiprocessor: as many as the ring leaves room for, where the registers suffice.
+template <DType D, Rounding R, bool WithRht, bool RowScaled>
+inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 2 : D == DType::kFloat32 ? 3 : 4;
+
+// scratch: [2, blocks], the amaxes of every block by direction; unused if row-scaled.
+template <DType D, Rounding R, bool WithRht, bool RowScaled>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<D, R, WithRht, RowScaled>)
+    fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
+  if (is_noop(params.noop_flag)) return;
+  extern __shared__ __align__(16) uint8_t memory[];
+  __shared__ CastShared shared;
+  __shared__ float reduction[kWarps];
+  const auto whole_grid = cooperative_groups::this_grid();
+
+  // 1. The amax.
+  const Ring<D> ring(params.x, memory);
+  for (int i = 0; i < kSlots<D>; ++i) ring.load(i);
+  const AmaxTask task = {params.rowwise.amax, params.columnwise.amax, params.x.rows,    params.x.cols,
+                         WithRht,             params.sign_mask,       RowScaled};
+  if constexpr (RowScaled) {
+    zero_lines(task);
+    whole_grid.sync();
+  }
+  TileAmax amax = ring_amax<D, WithRht>(ring, task);
+  if constexpr (!RowScaled) {
+    amax.rowwise = block_max_ignore_nan<kWarps>(amax.rowwise, reduction);
+    if (WithRht) amax.columnwise = block_max_ignore_nan<kWarps>(amax.columnwise, reduction);
+    if (threadIdx.x == 0) {
+      scratch[blockIdx.x] = amax.rowwise;
+      if (WithRht) scratch[gridDim.x + blockIdx.x] = amax.columnwise;
+    }
+  }
+
+  // 2. The grid agrees on it.
+  whole_grid.sync();
+  if constexpr (!RowScaled) {
+    amax.rowwise = grid_max(scratch, reduction);
+    amax.columnwise = WithRht ? grid_max(scratch + gridDim.x, reduction) : amax.rowwise;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      if (task.rowwise != nullptr) *task.rowwise = amax.rowwise;
+      if (task.columnwise != nullptr) *task.columnwise = amax.columnwise;
+    }
+  }
+
+  // 3. The cast. Behind each barrier the slot of the tile before is free for the next load.
+  const TensorCast<D, R, WithRht, RowScaled> tensor(params, amax.rowwise, amax.columnwise, shared);
+  for (int64_t i = ring.count - 1; i >= 0; --i) {
+    ptx::copy_async_wait<kSlots<D> - 2>();
+    __syncthreads();
+    if (i + 1 < ring.count) ring.load(i + 1 - kSlots<D>);
+    tensor.cast(ring.origin(i), ring.slot(i), shared);
+  }
+}
+
+template <class F>
+void dispatch_kernel(const QuantizeParams& params, F&& f) {
+  dispatch_cast(params, [&](auto dtype, auto rounding, auto with_rht, auto row_scaled) {
+    constexpr auto kKernel = fused_quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>;
+    constexpr int kBytes = kSlots<dtype()> * kTileBytes<dtype()>;
+    const TileGrid grid = tile_grid(params.x);
+    f(kKernel, int(std::min<int64_t>(grid.rows * grid.cols, resident_blocks<kKernel>(kThreads, kBytes))), kBytes);
+  });
+}
+
+}  // namespace
+
+int64_t fused_scratch_elements(const QuantizeParams& params) {
+  int64_t elements = 0;
+  if (params.row_scaled) return elements;
+  dispatch_kernel(params, [&](auto, int blocks, int) { elements = 2 * int64_t(blocks); });
+  return elements;
+}
+
+void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream stream) {
+  if (params.x.rows == 0 || params.x.cols == 0) {
+    AmaxParams amax{};
+    amax.x = params.x;
+    amax.rowwise = params.rowwise.amax;
+    amax.columnwise = params.columnwise.amax;
+    amax.noop_flag = params.noop_flag;
+    amax.row_scaled = params.row_scaled;
+    return zero_amax_cuda(amax, stream);
+  }
+  dispatch_kernel(params, [&](auto kernel, int blocks, int shared_bytes) {
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(blocks));
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = size_t(shared_bytes);
+    config.stream = cudaStream_t(stream);
+    config.attrs = &cooperative;
+    config.numAttrs = 1;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, params, scratch), "fused_quantize_kernel");
+  });
+}
+
+}  // namespace nvfp4

@@ -1,0 +1,83 @@
+// The amaxes of one tile: of x, of its transform, and of single lines.
+#pragma once
+
+#include "reduce.cuh"
+#include "tile.cuh"
+
+namespace nvfp4 {
+
+struct TileAmax {
+  float rowwise;
+  float columnwise;
+};
+
+// Each thread looks at the chunks that it loaded itself: needs no barrier, only that the thread's copies have arrived.
+template <DType D>
+__device__ __forceinline__ float own_chunks_amax(const uint8_t* tile) {
+  constexpr int kRowChunks = kTileCols / Chunk<D>::kElements;
+  typename Element<D>::Pair m{};
+#pragma unroll
+  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
+    Chunk<D> chunk;
+    chunk.vector = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(i / kRowChunks, i % kRowChunks));
+#pragma unroll
+    for (int e = 0; e < Chunk<D>::kPairs; ++e) m = Element<D>::max_ignore_nan(m, Element<D>::magnitude(chunk.pair[e]));
+  }
+  return pair_max_ignore_nan<D>(m);
+}
+
+// What is asked of every tile; the buffers are raised here only if every line has its own amax.
+struct AmaxTask {
+  float* rowwise;
+  float* columnwise;
+  int64_t rows;
+  int64_t cols;
+  bool with_rht;
+  uint32_t sign_mask;
+  bool row_scaled;
+};
+
+// This thread's share of both amaxes of a complete tile.
+template <DType D>
+__device__ inline TileAmax tile_amax(const AmaxTask& task, TileOrigin origin, const uint8_t* tile) {
+  const ColumnLane lane;
+  TileAmax amax = {0.0F, 0.0F};
+  const auto max = [](auto a, auto b) { return Element<D>::max_ignore_nan(a, b); };
+  for (int block = threadIdx.x / 32; block < kTileColBlocks; block += kWarps) {
+    const int col = block * kBlock + lane.pair * 2;
+    const ColumnPair<D> x(tile, lane.row_block, col);
+    const typename Element<D>::Pair m = x.reduce(max);
+    amax.rowwise = fmaxf(amax.rowwise, pair_max_ignore_nan<D>(m));
+    if (task.columnwise == nullptr) continue;
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      float line = which == 0 ? Element<D>::low(m) : Element<D>::high(m);
+      if (task.with_rht) {
+        float y[kBlock];
+        transformed_column(x, which, task.sign_mask, y);
+        line = 0.0F;
+#pragma unroll
+        for (int i = 0; i < kBlock; ++i) line = fmaxf(line, fabsf(y[i]));
+      }
+      amax.columnwise = fmaxf(amax.columnwise, line);
+      if (task.row_scaled) {
+        line = group_max_ignore_nan<kTileRowBlocks>(line);
+        const int64_t k = origin.col + col + which;
+        if (lane.row_block == 0 && k < task.cols) raise_amax(task.columnwise + k, line);
+      }
+    }
+  }
+  if (task.row_scaled && task.rowwise != nullptr) {
+    for (int i = threadIdx.x; i < kTileRows * kTileColBlocks; i += kThreads) {
+      const int row = i / kTileColBlocks;
+      const RowBlock<D> x(tile, row, i % kTileColBlocks);
+      const float line = group_max_ignore_nan<kTileColBlocks>(pair_max_ignore_nan<D>(x.reduce(max)));
+      if (i % kTileColBlocks == 0 && origin.row + row < task.rows) {
+        raise_amax(task.rowwise + origin.row + row, line);
+      }
+    }
+  }
+  return amax;
+}
+
+}  // namespace nvfp4
