@@ -1,5 +1,6 @@
 """NVFP4TensorStorage: the buffers of a quantized tensor with their meaning, without the machinery of torch.Tensor."""
 
+import math
 from typing import Any
 
 import torch
@@ -9,8 +10,6 @@ from . import amax_reduction, ops
 from .dtype import DType
 from .layout import transpose_tiles
 from .settings import Settings
-
-
 
 
 def _field(name: str) -> property:
@@ -100,6 +99,18 @@ class NVFP4TensorStorage:
             self._amax_columnwise,
         ) = buffers
 
+    def _layout_shape(self) -> torch.Size:
+        """The shape that the buffers are laid out for: its own, except for `y.view(-1)`, which has the buffers of y."""
+        if len(self.shape) != 1:
+            return self.shape
+        count = self.shape[0]
+        if self._rowwise_data is not None:
+            *leading, width = self._rowwise_data.shape
+            rows = math.prod(leading)
+            return torch.Size((*leading, count // rows if rows else 2 * width))
+        columns = self._columnwise_data.shape[0]
+        return self.shape if count == columns else torch.Size((count // columns if columns else 0, columns))
+
     def _current_settings(self) -> Settings:
         """The settings with the usages that the buffers, which can be assigned, have now."""
         settings = self._settings
@@ -146,7 +157,9 @@ class NVFP4TensorStorage:
             if buffer is None:
                 direction = "column-wise" if columnwise else "row-wise"
                 raise RuntimeError(f"dequantize: the {direction} {name} is None")
-        return ops.dequantize(data, scale_inv, amax, self.shape, dtype or self.dtype, columnwise, self._settings)
+        shape = self._layout_shape()
+        values = ops.dequantize(data, scale_inv, amax, shape, dtype or self.dtype, columnwise, self._settings)
+        return values if shape == self.shape else values.view(self.shape)
 
     def quantize_(self, x, *, noop_flag: Tensor | None = None, generator=None, rng_state=None):
         """Quantizes x (of the same shape; may be quantized itself) into this tensor with its own settings; returns self.
@@ -189,7 +202,7 @@ class NVFP4TensorStorage:
         scale_inv = self._rowwise_scale_inv
         if s.optimize_for_gemm:
             scale_inv, _ = ops.swizzle_scales(scale_inv, None, inverse=True)
-        data, scale_inv = transpose_tiles(self._rowwise_data, scale_inv, self.shape)
+        data, scale_inv = transpose_tiles(self._rowwise_data, scale_inv, self._layout_shape())
         if s.optimize_for_gemm:
             _, scale_inv = ops.swizzle_scales(None, scale_inv)
         self._columnwise_data, self._columnwise_scale_inv = data, scale_inv
@@ -199,10 +212,14 @@ class NVFP4TensorStorage:
         """Quantizes x into the buffers, of which those stay that `settings` wants; they are its settings from now on."""
         ops.require_tensor("x", x)
         if self._read_only:
-            raise RuntimeError("cannot write into a copy of a part of a quantized tensor, not into the tensor; clone() it")
+            raise RuntimeError(
+                "cannot write into a copy of a part of a quantized tensor, not into the tensor; clone() it"
+            )
         if x.shape != self.shape:
             raise ValueError(f"x must have the shape of the tensor, {tuple(self.shape)}, got {tuple(x.shape)}")
         buffers = self._buffers_for(settings, noop_flag)
+        layout_shape = self._layout_shape()
+        x = x if layout_shape == self.shape else x.reshape(layout_shape)
         with torch.no_grad():
             if settings.with_amax_reduction:
                 amax_reduction.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
@@ -221,12 +238,17 @@ class NVFP4TensorStorage:
             raise ValueError(f"noop_flag: the tensor must have the quantizer's settings, {settings}, got {current}")
         if torch.compiler.is_compiling():
             raise ValueError(f"a compiled update must keep the settings of the tensor, {current}, got {settings}")
-        shapes = settings.native().buffer_shapes(tuple(self.shape))
+        shapes = settings.native().buffer_shapes(tuple(self._layout_shape()))
         device = self.device
         return tuple(
             _reuse(buffer, shape, dtype, device)
             for buffer, shape, dtype in zip(buffers, shapes, ops.BUFFER_DTYPES, strict=True)
         )
+
+    def __reduce_ex__(self, protocol):
+        from . import serialization  # it needs this class
+
+        return serialization.reduce(self)
 
     def __repr__(self) -> str:
         s = self._settings

@@ -20,6 +20,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
 
     # Tensor has these names too, and comes first: it must, for the shape, the dtype and the device.
     __repr__ = NVFP4TensorStorage.__repr__
+    __reduce_ex__ = NVFP4TensorStorage.__reduce_ex__
 
     def __new__(cls, shape, dtype, *, requires_grad=False, device=None, **keywords):
         del device  # that of the buffers
@@ -51,6 +52,33 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         if torch.is_grad_enabled() and self.requires_grad:
             return _Dequantize.apply(self, dtype)
         return self._dequantize(dtype)
+
+    @property
+    def data(self) -> "NVFP4Tensor":
+        """The same buffers without the autograd history. Assigning replaces the buffers, or quantizes into them.
+
+        A tensor of a dtype that cannot be nominal makes this object a plain tensor, as `module.double()` expects.
+        """
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        if isinstance(new, NVFP4Tensor):
+            Tensor.data.__set__(self, new)  # shape, dtype and device
+            self._set_buffers(new._buffers())
+            self._settings = new._settings
+            self._read_only = new._read_only
+        elif new.dtype in ops.NOMINAL_DTYPES:
+            self.detach().copy_(new)
+        else:
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            plain = torch.nn.Parameter(new, self.requires_grad) if is_parameter else new.detach()
+            torch.utils.swap_tensors(self, plain)
+
+    def __deepcopy__(self, memo):
+        copy = super().__deepcopy__(memo)
+        copy._read_only = False
+        return copy
 
     def _fill(self, *args, **keywords) -> None:
         super()._fill(*args, **keywords)
