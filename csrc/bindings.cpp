@@ -285,7 +285,7 @@ void translate_torch_errors(std::exception_ptr pointer) {
   } catch (const c10::NotImplementedError& error) {
     raise(PyExc_NotImplementedError, error);
   } catch (const c10::OutOfMemoryError& error) {
-    raise(THPException_OutOfMemoryError, error);
+    raise(py::module_::import("torch").attr("OutOfMemoryError").ptr(), error);
   } catch (const c10::Error& error) {
     raise(PyExc_RuntimeError, error);
   }

@@ -45,8 +45,9 @@ template <class Int>
 Shape<Int> data_shape(c10::ArrayRef<Int> sizes, bool columnwise) {
   const DirectionLayout<Int> layout = direction_layout(sizes, columnwise);
   if (columnwise) return {layout.lines, layout.line_bytes()};
-  Shape<Int> shape(sizes.begin(), sizes.end());
-  shape.back() = layout.line_bytes();
+  Shape<Int> shape;
+  for (const Int& size : sizes.slice(0, sizes.size() - 1)) shape.push_back(size);
+  shape.push_back(layout.line_bytes());
   return shape;
 }
 
