@@ -13,6 +13,8 @@ void swizzle_cpu(const SwizzleParams& params);
 #if defined(NVFP4_WITH_CUDA)
 using Stream = void*;  // a cudaStream_t; the CUDA headers stay out of the host files
 
+bool device_has_code_cuda();  // whether this library has code for the current device
+
 void zero_amax_cuda(const AmaxParams& params, Stream stream);
 void amax_cuda(const AmaxParams& params, Stream stream);          // the buffers hold zeros already
 void quantize_cuda(const QuantizeParams& params, Stream stream);  // any amax source but kCompute
