@@ -9,14 +9,19 @@ from .dtype import DType
 from .settings import Settings
 from .storage import NVFP4TensorStorage
 from .tensor import NVFP4Tensor
-from .traced import quantize_tensor
 
 
-def _option(name: str) -> property:
-    def write(self, value):
-        self._change(**{name: value})
+class _Option:
+    """An attribute that is an option. Not a property: torch 2.11's Dynamo passes a property's setter by."""
 
-    return property(lambda self: getattr(self._settings, name), write)
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, quantizer, owner=None):
+        return self if quantizer is None else getattr(quantizer._settings, self.name)
+
+    def __set__(self, quantizer, value):
+        quantizer._change(**{self.name: value})
 
 
 class NVFP4Quantizer:
@@ -69,25 +74,25 @@ class NVFP4Quantizer:
             )
         )
 
-    dtype = _option("fp4_dtype")
-    fp4_dtype = _option("fp4_dtype")
-    rowwise_usage = _option("rowwise")
-    columnwise_usage = _option("columnwise")
-    rowwise = _option("rowwise")
-    columnwise = _option("columnwise")
-    with_amax_reduction = _option("with_amax_reduction")
-    amax_reduction_group = _option("amax_reduction_group")
-    with_rht = _option("with_rht")
-    with_post_rht_amax = _option("with_post_rht_amax")
-    with_2d_quantization = _option("with_2d_quantization")
-    stochastic_rounding = _option("stochastic_rounding")
-    row_scaled_nvfp4 = _option("row_scaled_nvfp4")
-    nvfp4_use_4over6 = _option("nvfp4_use_4over6")
-    nvfp4_e4m3_max = _option("nvfp4_e4m3_max")
-    nvfp4_4over6_err_mode = _option("nvfp4_4over6_err_mode")
-    with_random_sign_mask = _option("with_random_sign_mask")
-    optimize_for_gemm = _option("optimize_for_gemm")
-    internal = _option("internal")
+    dtype = _Option("fp4_dtype")
+    fp4_dtype = _Option("fp4_dtype")
+    rowwise_usage = _Option("rowwise")
+    columnwise_usage = _Option("columnwise")
+    rowwise = _Option("rowwise")
+    columnwise = _Option("columnwise")
+    with_amax_reduction = _Option("with_amax_reduction")
+    amax_reduction_group = _Option("amax_reduction_group")
+    with_rht = _Option("with_rht")
+    with_post_rht_amax = _Option("with_post_rht_amax")
+    with_2d_quantization = _Option("with_2d_quantization")
+    stochastic_rounding = _Option("stochastic_rounding")
+    row_scaled_nvfp4 = _Option("row_scaled_nvfp4")
+    nvfp4_use_4over6 = _Option("nvfp4_use_4over6")
+    nvfp4_e4m3_max = _Option("nvfp4_e4m3_max")
+    nvfp4_4over6_err_mode = _Option("nvfp4_4over6_err_mode")
+    with_random_sign_mask = _Option("with_random_sign_mask")
+    optimize_for_gemm = _Option("optimize_for_gemm")
+    internal = _Option("internal")
 
     @classmethod
     def _from_settings(cls, settings: Settings) -> "NVFP4Quantizer":
@@ -137,8 +142,8 @@ class NVFP4Quantizer:
         elif dtype not in ops.NOMINAL_DTYPES:
             raise TypeError(f"dtype must be one of {ops.NOMINAL_DTYPES}, got {dtype}")
         if torch.compiler.is_dynamo_compiling() and not self._settings.internal:
-            return _quantize_in_graph(x, self._settings, dtype, amax, generator, rng_state)
-        return quantize_differentiably(x, self._settings, dtype, amax, generator, rng_state)
+            return _quantize_traced(x, self._settings, dtype, amax, generator, rng_state)
+        return _quantize(x, self._settings, dtype, amax, generator, rng_state)
 
     def update_quantized(self, src: Tensor, dst, *, noop_flag: Tensor | None = None, generator=None, rng_state=None):
         """Quantizes src into dst, a quantized tensor of its shape, and returns dst.
@@ -153,7 +158,9 @@ class NVFP4Quantizer:
     def _fill(self, x, dst, noop_flag, amax, generator, rng_state):
         if not isinstance(dst, NVFP4TensorStorage):
             raise TypeError(f"the destination must be an NVFP4Tensor or NVFP4TensorStorage, got {type(dst).__name__}")
-        dst._fill(x, self._settings, noop_flag, amax, generator, rng_state)
+        # Under torch.compile this is one call on the whole tensor, so that what follows in the graph reads what it wrote.
+        settings = _for_graph(self._settings) if torch.compiler.is_dynamo_compiling() else self._settings
+        dst._fill(x, settings, noop_flag, amax, generator, rng_state)
         return dst
 
     def make_empty(
@@ -176,7 +183,7 @@ class NVFP4Quantizer:
         device, shape = torch.device(device), tuple(shape)
         if torch.compiler.is_dynamo_compiling():
             x = torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory, requires_grad=requires_grad)
-            return _quantize_in_graph(x, self._settings.of_tensor(), dtype)
+            return _quantize_traced(x, self._settings.of_tensor(), dtype)
         buffers = ops.empty(shape, device, self._settings, pin_memory)
         y = _wrap(buffers, self._settings, shape, dtype, device)
         return y.requires_grad_() if requires_grad else y
@@ -212,33 +219,47 @@ def _require_plain(name: str, x) -> None:
         raise TypeError(f"{name} is quantized already; use `quantize_` of the destination, or dequantize it")
 
 
-def quantize_differentiably(x, settings, dtype, amax=None, generator=None, rng_state=None):
+def _quantize(x, settings, dtype, amax=None, generator=None, rng_state=None):
     """The quantized x, through which the gradient passes straight."""
     if x.requires_grad and torch.is_grad_enabled() and not settings.internal:
         return _Quantize.apply(x, settings, dtype, amax, generator, rng_state)
-    return _quantize(x, settings, dtype, amax, generator, rng_state)
+    return _quantize_detached(x, settings, dtype, amax, generator, rng_state)
 
 
-def _quantize_in_graph(x, settings, dtype, amax=None, generator=None, rng_state=None):
-    if settings.with_amax_reduction:
-        raise NotImplementedError("with_amax_reduction=True is not supported in a compiled function")
-    return quantize_tensor(
-        x,
-        dtype=dtype,
-        with_post_rht_amax=settings.with_post_rht_amax,
-        **settings.options(),
-        **ops.amax_arguments(amax),
-        generator=generator,
-        **ops.random_arguments(rng_state),
-    )
-
-
-def _quantize(x, settings, dtype, amax=None, generator=None, rng_state=None):
+def _quantize_detached(x, settings, dtype, amax, generator, rng_state):
     if settings.with_amax_reduction:
         buffers = amax_reduction.quantize(x, settings, amax, generator, rng_state)
     else:
         buffers = ops.quantize(x, settings, amax, generator, rng_state)
     return _wrap(buffers, settings, x.shape, dtype, x.device)
+
+
+def _quantize_traced(x, settings, dtype, amax=None, generator=None, rng_state=None):
+    _allow_in_graph()
+    return _quantize_in_graph(x, _for_graph(settings), dtype, amax, generator, rng_state)
+
+
+def _for_graph(settings) -> tuple:
+    if settings.with_amax_reduction:
+        raise NotImplementedError("with_amax_reduction=True is not supported in a compiled function")
+    return tuple(settings.of_tensor())
+
+
+def _quantize_in_graph(x, settings, dtype, amax, generator, rng_state):
+    return _quantize(x, Settings.from_plain(settings), dtype, amax, generator, rng_state)
+
+
+def _allow_in_graph() -> bool:
+    """Lets torch.compile keep `_quantize_in_graph` as one call, which AOTAutograd then looks into.
+
+    Dynamo cannot trace the making of a tensor subclass. It runs this function, being marked as constant, when it meets it:
+    done at import, it would load the whole compiler.
+    """
+    torch.compiler.allow_in_graph(_quantize_in_graph)
+    return True
+
+
+_allow_in_graph._dynamo_marked_constant = True  # what torch.compiler.assume_constant_result does
 
 
 def _wrap(buffers, settings, shape, dtype, device):
@@ -249,7 +270,7 @@ def _wrap(buffers, settings, shape, dtype, device):
 class _Quantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, settings, dtype, amax, generator, rng_state):
-        return _quantize(x, settings, dtype, amax, generator, rng_state)
+        return _quantize_detached(x, settings, dtype, amax, generator, rng_state)
 
     @staticmethod
     def backward(ctx, grad):

@@ -45,6 +45,12 @@ class Settings(NamedTuple):
     amax_reduction_group: Any = None
     internal: bool = False
 
+    @classmethod
+    def from_plain(cls, values: tuple) -> "Settings":
+        """The inverse of `tuple(settings)`, the form in which torch.compile carries settings: 2.11 makes enums ints."""
+        settings = cls._make(values)
+        return settings._replace(fp4_dtype=DType(settings.fp4_dtype))
+
     def options(self) -> dict[str, Any]:
         """The keywords of the native quantizer and of the operators."""
         return {name: getattr(self, name) for name in OPTIONS}

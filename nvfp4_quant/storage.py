@@ -211,6 +211,8 @@ class NVFP4TensorStorage:
     def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
         """Quantizes x into the buffers, of which those stay that `settings` wants; they are its settings from now on."""
         ops.require_tensor("x", x)
+        if not isinstance(settings, Settings):
+            settings = Settings.from_plain(settings)
         if self._read_only:
             raise RuntimeError(
                 "cannot write into a copy of a part of a quantized tensor, not into the tensor; clone() it"

@@ -1,5 +1,7 @@
 """NVFP4Tensor: a torch.Tensor whose data is quantized; the functions that change the order of its scales."""
 
+import hashlib
+
 import torch
 from torch import Tensor
 
@@ -98,6 +100,13 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         if read_only:
             self._read_only = True
         return self
+
+    def _stable_hash_for_caching(self) -> str:
+        """What a graph compiled for such a tensor depends on; torch's own form of it fails on symbolic sizes."""
+        names, context = self.__tensor_flatten__()
+        inner = [(name, getattr(self, name).shape, getattr(self, name).dtype) for name in names]
+        key = repr((self.shape, self.stride(), self.device, self.requires_grad, context, inner))
+        return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
