@@ -71,8 +71,8 @@ def test_any_values(kind, dtype, device):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_maximum_in_any_place(dtype, device):
-    x = torch.zeros(331, dtype=dtype, device=device)
-    got = torch.stack([one_place(x, place, sign) for place in range(331) for sign in (1.0, -1.0)])
+    x = torch.zeros(131, dtype=dtype, device=device)
+    got = torch.stack([one_place(x, place, sign) for place in range(131) for sign in (1.0, -1.0)])
     assert_same_bytes(got, torch.full_like(got, 3.0))
 
 

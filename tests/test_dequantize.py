@@ -1,4 +1,4 @@
-"""Dequantize from both directions, both layouts, every mode and any bytes; idempotence; what comes back and what not."""
+"""Dequantize from both directions, both layouts, every mode and any bytes; idempotence; what comes back."""
 
 import pytest
 import torch
@@ -88,22 +88,23 @@ def test_values(mode, kind, device):
             assert y.dequantize().dtype == dtype
 
 
-AMAXES = (0.0, 2.0**-149, 1e-38, 7.9e-36, 0.5, 1.0, 1.0000001, 1.5, 2688.0, 65504.0, 1e30, FLT_MAX, float("inf"))
+AMAXES = (0.0, 2.0**-149, 1e-38, 7.9e-36, 0.5, 1.0, 1.0000001, 2688.0, 65504.0, 1e30, FLT_MAX, float("inf"))
 
 
 @pytest.mark.parametrize("e4m3_max", [448, 256])
 @pytest.mark.parametrize("swizzled", [False, True], ids=["compact", "swizzled"])
 @pytest.mark.parametrize("columnwise", [False, True], ids=["rowwise", "columnwise"])
 def test_any_bytes(columnwise, swizzled, e4m3_max, device):
-    """All 256 data bytes under all 256 scale bytes, also those that quantizing never writes."""
-    data = torch.arange(256, dtype=torch.uint8).repeat(256, 1).to(device)  # 32 blocks a line
-    scale = torch.arange(256, dtype=torch.uint8)[:, None] + torch.arange(32, dtype=torch.uint8)[None] * 7
+    """All 16 codes under all 256 scale bytes, also those that quantizing never writes."""
+    codes = torch.arange(64, dtype=torch.uint8) * 7 % 16  # 4 blocks a line
+    data = reference.pack(codes).repeat(256, 1).to(device)
+    scale = torch.arange(256, dtype=torch.uint8)[:, None] + torch.arange(4, dtype=torch.uint8)[None] * 7
     side = "columnwise" if columnwise else "rowwise"
     for amax in AMAXES:
         buffers = dict.fromkeys(reference.BUFFERS)
         buffers |= {f"{side}_data": data, f"{side}_scale_inv": scale.to(device)}
         buffers[f"amax_{side}"] = torch.tensor([amax], device=device)
-        shape = (512, 256) if columnwise else (256, 512)
+        shape = (64, 256) if columnwise else (256, 64)
         for with_rht in (False, True):
             options = {"with_rht": with_rht, "optimize_for_gemm": swizzled, "nvfp4_e4m3_max": e4m3_max}
             for dtype in DTYPES:
