@@ -1,6 +1,7 @@
 """NVFP4 quantization for PyTorch: one contract, bit for bit the same on CPUs and GPUs. See the README."""
 
 from ._native import _C  # isort: skip  (first: it says in a sentence why the native module cannot be loaded)
+from . import checkpoint, serialization  # noqa: F401 (torch.load's safe globals)
 from .dtype import DType
 from .ops import compute_amax
 from .quantizer import NVFP4Quantizer
@@ -13,11 +14,13 @@ __all__ = [
     "NVFP4Tensor",
     "NVFP4TensorStorage",
     "build_info",
+    "checkpoint",
     "compute_amax",
     "dequantize",
     "swizzle_scales_for_gemm_",
     "unswizzle_scales_",
 ]
+__version__ = _C.build_info()["version"]
 
 
 def build_info() -> dict:

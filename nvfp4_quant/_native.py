@@ -17,10 +17,10 @@ def _check_built_for(torch_version: str, cuda_version: str | None) -> None:
 
 def _load():
     try:
-        from . import _build
+        from ._build import CUDA, TORCH
     except ModuleNotFoundError as error:
         raise ImportError(f"the native module of nvfp4_quant is not built: {REBUILD}.") from error
-    _check_built_for(_build.TORCH, _build.CUDA)
+    _check_built_for(TORCH, CUDA)
     try:
         from . import _C
     except ImportError as error:

@@ -95,7 +95,8 @@ def gpu_operations(device: torch.device) -> list[tuple[str, float]]:
 def selfcheck() -> int:
     """Prints what it finds and returns the exit status: 0 if all bytes are right, else 1."""
     info, x, found = _C.build_info(), sample(), devices()
-    print(", ".join(f"{name} {value}" for name, value in info.items()))
+    cuda = f"CPU and CUDA {info['cuda']} for {' '.join(info['archs'])}" if info["cuda"] else "CPU only"
+    print(f"nvfp4_quant {info['version']} for torch {info['torch']}, {cuda}")
     print("devices: " + ", ".join(str(d) if d.type == "cpu" else f"{d} {torch.cuda.get_device_name(d)}" for d in found))
     if len(found) == 1 and torch.cuda.device_count():
         print("a GPU is there, but this is a CPU-only build of nvfp4_quant: rebuild it with nvcc to use it")
