@@ -45,12 +45,12 @@ def _is_matrix(x: NVFP4Tensor) -> bool:
 
 @implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def _view(func, x, size, *strides):
-    _, columns = _matrix_shape(x)
+    rows, columns = _matrix_shape(x)
     size = tuple(infer_size(tuple(size), x.numel()))
     if size == tuple(x.shape):
         return alias(func, x)
     buffers = list(x._buffers())
-    if size and size[-1] == columns:
+    if size and (math.prod(size[:-1]), size[-1]) == (rows, columns):
         if buffers[0] is not None:
             buffers[0] = buffers[0].view(*size[:-1], buffers[0].shape[-1])
     elif size != (x.numel(),):
