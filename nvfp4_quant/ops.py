@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ._native import _C
 
@@ -36,13 +37,7 @@ _functorch_active = torch._C._are_functorch_transforms_active
 
 def is_eager(x: Tensor) -> bool:
     """Whether x may be handed to the native module: a plain tensor with data, and nothing that watches operators."""
-    return not (
-        torch.compiler.is_compiling()
-        or type(x) not in _PLAIN
-        or _mode_stack_size()
-        or _functorch_active()
-        or x.is_meta
-    )
+    return not (is_compiling() or type(x) not in _PLAIN or _mode_stack_size() or _functorch_active() or x.is_meta)
 
 
 def require_tensor(name: str, value: Any) -> None:
@@ -88,7 +83,7 @@ def quantize(x, settings, amax=None, generator=None, rng_state=None) -> Buffers:
 
 def empty(shape: tuple[int, ...], device: torch.device, settings, pin_memory: bool = False) -> Buffers:
     """Uninitialised buffers for a tensor of `shape`."""
-    if not torch.compiler.is_compiling() and not _mode_stack_size() and device.type != "meta":
+    if not is_compiling() and not _mode_stack_size() and device.type != "meta":
         return settings.native().empty(shape, device, pin_memory)
     like = quantize(torch.empty(shape, device="meta"), settings)  # the shapes, symbolic ones too, of the fake kernel
     return tuple(
@@ -104,7 +99,7 @@ def quantize_into(
         settings.native().quantize_into(x, *buffers, noop_flag, amax, generator, rng_state, with_amax)
         return
     _operators.quantize_(
-        x,
+        x.detach(),
         *buffers,
         **settings.options(),
         noop_flag=noop_flag,

@@ -1,7 +1,7 @@
 """NVFP4Quantizer: options, and the calls that quantize with them."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from . import amax_reduction, ops
 from ._native import _C
@@ -105,7 +105,10 @@ class NVFP4Quantizer:
 
     def _apply(self, settings: Settings) -> None:
         # Dynamo cannot look into the native check; there the operators make it.
-        self._settings = settings if torch.compiler.is_compiling() else settings.check()
+        compiling = torch.compiler.is_compiling()
+        self._settings = settings = settings if compiling else settings.check()
+        # The native quantizer, where a call is no more than it and the tensor around its buffers.
+        self._direct = None if compiling or settings.internal or settings.with_amax_reduction else settings.native()
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Chooses the directions to make; None leaves one as it is. ValueError if the options then exclude each other."""
@@ -120,10 +123,6 @@ class NVFP4Quantizer:
         """A quantizer of the same options, to be changed on its own."""
         return NVFP4Quantizer._from_settings(self._settings)
 
-    def __call__(self, x: Tensor) -> NVFP4Tensor:
-        """`quantize(x)`."""
-        return self.quantize(x)
-
     def quantize(
         self, x: Tensor, *, out=None, dtype: torch.dtype | None = None, amax=None, generator=None, rng_state=None
     ) -> NVFP4Tensor:
@@ -134,6 +133,9 @@ class NVFP4Quantizer:
         unsigned 64-bit: the source of the random bits of stochastic rounding. The gradient passes straight through.
         TypeError: x is quantized, or a dtype; ValueError: a shape, size, device or option.
         """
+        if ops.is_eager(x) and self._direct and out is dtype is None and not (x.requires_grad and is_grad_enabled()):
+            buffers = self._direct.quantize(x, amax, generator, rng_state)
+            return NVFP4Tensor._wrap(buffers, self._settings, x.shape, x.dtype, x.device)
         _require_plain("x", x)
         if out is not None:
             return self._fill(x, out, None, amax, generator, rng_state)
@@ -144,6 +146,10 @@ class NVFP4Quantizer:
         if torch.compiler.is_dynamo_compiling() and not self._settings.internal:
             return _quantize_traced(x, self._settings, dtype, amax, generator, rng_state)
         return _quantize(x, self._settings, dtype, amax, generator, rng_state)
+
+    def __call__(self, x: Tensor) -> NVFP4Tensor:
+        """`quantize(x)`."""
+        return self.quantize(x)
 
     def update_quantized(self, src: Tensor, dst, *, noop_flag: Tensor | None = None, generator=None, rng_state=None):
         """Quantizes src into dst, a quantized tensor of its shape, and returns dst.
@@ -221,7 +227,7 @@ def _require_plain(name: str, x) -> None:
 
 def _quantize(x, settings, dtype, amax=None, generator=None, rng_state=None):
     """The quantized x, through which the gradient passes straight."""
-    if x.requires_grad and torch.is_grad_enabled() and not settings.internal:
+    if x.requires_grad and is_grad_enabled() and not settings.internal:
         return _Quantize.apply(x, settings, dtype, amax, generator, rng_state)
     return _quantize_detached(x, settings, dtype, amax, generator, rng_state)
 

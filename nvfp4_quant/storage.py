@@ -222,11 +222,10 @@ class NVFP4TensorStorage:
         buffers = self._buffers_for(settings, noop_flag)
         layout_shape = self._layout_shape()
         x = x if layout_shape == self.shape else x.reshape(layout_shape)
-        with torch.no_grad():
-            if settings.with_amax_reduction:
-                amax_reduction.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
-            else:
-                ops.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
+        if settings.with_amax_reduction:
+            amax_reduction.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
+        else:
+            ops.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
         self._set_buffers(buffers)
         self._settings = settings.of_tensor()
 
@@ -234,7 +233,7 @@ class NVFP4TensorStorage:
         """The buffers to write: those in place, new ones where the settings want others, None where they want none."""
         buffers = self._buffers()
         current = self._current_settings()
-        if settings.options() == current.options():
+        if settings == current or settings.options() == current.options():
             return buffers
         if noop_flag is not None:
             raise ValueError(f"noop_flag: the tensor must have the quantizer's settings, {settings}, got {current}")
