@@ -3,9 +3,19 @@
 import argparse
 import sys
 
+import torch
+
 from . import __version__
 from .report import ReportError, report
 from .selfcheck import selfcheck
+
+
+def device(name: str) -> torch.device:
+    """The device of this name; ArgumentTypeError if there is none."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise argparse.ArgumentTypeError(f"{name!r}: {str(error).splitlines()[0]}") from error
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -20,7 +30,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         "report", help="per matrix of a checkpoint: amax, SQNR in 1-D and 2-D, zero-scale blocks, bytes"
     )
     command.add_argument("file", metavar="FILE", help="a .safetensors file or a torch checkpoint")
-    command.add_argument("--device", default="cpu", help="where to quantize (default: cpu)")
+    command.add_argument("--device", type=device, default="cpu", help="where to quantize (default: cpu)")
     return parser.parse_args(arguments)
 
 

@@ -138,7 +138,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def report(path: str | Path, device: str = "cpu") -> None:
+def report(path: str | Path, device: torch.device | str = "cpu") -> None:
     """Prints the table for the checkpoint at `path`; progress goes to standard error. Raises ReportError."""
     tensors = open_checkpoint(path)
     try:

@@ -68,8 +68,8 @@ def rows_of(text: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:-1]}
 
 
-def check_report(path, capsys, names: tuple[str, str]) -> None:
-    assert main(["report", str(path)]) == 0
+def check_report(path, capsys, device, names: tuple[str, str]) -> None:
+    assert main(["report", str(path), "--device", str(device)]) == 0
     captured = capsys.readouterr()
     rows = rows_of(captured.out)
     assert tuple(rows) == names
@@ -84,16 +84,16 @@ def check_report(path, capsys, names: tuple[str, str]) -> None:
     assert "tensor/s" in captured.err and "tensor/s" not in captured.out
 
 
-def test_safetensors_file(tmp_path, capsys):
+def test_safetensors_file(device, tmp_path, capsys):
     safetensors.save_file(tensors(), tmp_path / "model.safetensors")
-    check_report(tmp_path / "model.safetensors", capsys, ("layer.weight", "spoiled"))
+    check_report(tmp_path / "model.safetensors", capsys, device, ("layer.weight", "spoiled"))
 
 
 @pytest.mark.parametrize("zip_format", [True, False])
-def test_torch_checkpoint(tmp_path, capsys, zip_format):
+def test_torch_checkpoint(device, tmp_path, capsys, zip_format):
     path = tmp_path / "model.pt"
     torch.save({"step": 3, "model": tensors()}, path, _use_new_zipfile_serialization=zip_format)
-    check_report(path, capsys, ("model.layer.weight", "model.spoiled"))
+    check_report(path, capsys, device, ("model.layer.weight", "model.spoiled"))
 
 
 def test_nested_names_and_quantized_tensors(tmp_path, capsys):
@@ -148,7 +148,9 @@ def test_checkpoints_that_would_run_code_or_hold_nothing_are_refused(tmp_path, c
     check_error(tmp_path / "step.pt", capsys)
 
 
-@pytest.mark.parametrize("arguments", [["report"], ["reprot", "x"], ["report", "x", "y"]])
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["reprot", "x"], ["report", "x", "y"], ["report", "x", "--device", "y"]]
+)
 def test_wrong_arguments_give_usage_and_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
