@@ -15,7 +15,7 @@ __global__ void zero_amax_kernel(float* rowwise, int64_t rows, float* columnwise
   for (int64_t i = first; i < cols; i += step) columnwise[i] = 0.0F;
 }
 
-constexpr int kUnroll = 4;  // 16-byte loads in flight for each thread
+constexpr int kUnroll = 8;  // 16-byte loads in flight for each thread
 
 // One stretch of a row, contiguous: whole chunks where they are aligned, single elements at both ends.
 template <DType D>
@@ -74,14 +74,14 @@ __device__ __forceinline__ float elements_amax(const MatrixView& x) {
 
 template <DType D>
 __device__ __forceinline__ TileAmax tiles_amax(const AmaxParams& params) {
-  __shared__ alignas(16) uint8_t tile[kTileBytes<D>];
-  const TileGrid grid = tile_grid(params.x);
+  __shared__ alignas(16) uint8_t tile[kTileBytes];
+  const TileGrid grid = tile_grid<D>(params.x);
   const bool aligned = has_aligned_rows<D>(params.x);
   const AmaxTask task = {params.rowwise,  params.columnwise, params.x.rows,    params.x.cols,
                          params.with_rht, params.sign_mask,  params.row_scaled};
   TileAmax amax = {0.0F, 0.0F};
-  for (int64_t i = blockIdx.x; i < grid.rows * grid.cols; i += gridDim.x) {
-    const TileOrigin origin = tile_origin(i, grid.cols);
+  for (uint32_t i = blockIdx.x; i < grid.count(); i += gridDim.x) {
+    const TileOrigin origin = tile_origin<D>(i, grid);
     load_tile<D>(params.x, aligned, origin, tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
@@ -125,7 +125,7 @@ MatrixView longest_rows(MatrixView x) {
   return x;
 }
 
-constexpr int kBlocksPerMultiprocessor = 8;
+constexpr int kBlocksPerMultiprocessor = 16;
 
 }  // namespace
 
@@ -146,8 +146,7 @@ void amax_cuda(const AmaxParams& params, Stream stream) {
   AmaxParams p = params;
   int64_t units = 0;
   if (tiled) {
-    const TileGrid grid = tile_grid(p.x);
-    units = grid.rows * grid.cols;
+    units = dispatch_dtype(p.x.dtype, [&](auto dtype) -> int64_t { return tile_grid<dtype()>(p.x).count(); });
   } else {
     p.x = longest_rows(p.x);
     const bool stretches = p.x.col_stride == 1 && p.x.cols >= kMinStretch;

@@ -11,31 +11,29 @@
 namespace nvfp4 {
 namespace {
 
-template <DType D>
-inline constexpr int kSlots = D == DType::kFloat32 ? 2 : 3;
+constexpr int kSlots = 2;
 
 // The tiles of one block, numbered 0 .. count - 1, each in slot i % kSlots.
 template <DType D>
 struct Ring {
   const MatrixView& x;
   uint8_t* slots;
-  int64_t grid_cols;
-  int64_t count;
+  TileGrid grid;
+  int count;
   bool aligned;
 
   __device__ Ring(const MatrixView& matrix, uint8_t* memory)
-      : x(matrix), slots(memory), aligned(has_aligned_rows<D>(matrix)) {
-    const TileGrid grid = tile_grid(x);
-    grid_cols = grid.cols;
-    count = ceil_div(grid.rows * grid.cols - blockIdx.x, gridDim.x);
-  }
-  __device__ __forceinline__ TileOrigin origin(int64_t i) const {
-    return tile_origin(blockIdx.x + i * gridDim.x, grid_cols);
-  }
-  __device__ __forceinline__ uint8_t* slot(int64_t i) const { return slots + i % kSlots<D> * kTileBytes<D>; }
+      : x(matrix),
+        slots(memory),
+        grid(tile_grid<D>(matrix)),
+        count(int((grid.count() - blockIdx.x + gridDim.x - 1) / gridDim.x)),
+        aligned(has_aligned_rows<D>(matrix)) {}
+
+  __device__ __forceinline__ TileOrigin origin(int i) const { return tile_origin<D>(blockIdx.x + i * gridDim.x, grid); }
+  __device__ __forceinline__ uint8_t* slot(int i) const { return slots + i % kSlots * kTileBytes; }
 
   // Always closes one group of copies, so that the groups can be counted.
-  __device__ __forceinline__ void load(int64_t i) const {
+  __device__ __forceinline__ void load(int i) const {
     if (i >= 0 && i < count) {
       load_tile<D>(x, aligned, origin(i), slot(i));
     } else {
@@ -49,8 +47,8 @@ template <DType D, bool WithRht>
 __device__ __forceinline__ TileAmax ring_amax(const Ring<D>& ring, const AmaxTask& task) {
   const bool own_chunks = ring.aligned && !WithRht && !task.row_scaled;
   TileAmax amax = {0.0F, 0.0F};
-  for (int64_t i = 0; i < ring.count; ++i) {
-    ptx::copy_async_wait<kSlots<D> - 1>();
+  for (int i = 0; i < ring.count; ++i) {
+    ptx::copy_async_wait<kSlots - 1>();
     if (own_chunks) {
       amax.rowwise = fmaxf(amax.rowwise, own_chunks_amax<D>(ring.slot(i)));
     } else {
@@ -59,7 +57,7 @@ __device__ __forceinline__ TileAmax ring_amax(const Ring<D>& ring, const AmaxTas
       amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
       __syncthreads();
     }
-    ring.load(i + kSlots<D>);
+    ring.load(i + kSlots);
   }
   return amax;
 }
@@ -82,23 +80,24 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
   }
 }
 
-// Blocks that should fit on a multiprocessor: as many as the ring leaves room for, where the registers suffice.
-template <DType D, Rounding R, bool WithRht, bool RowScaled>
-inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 2 : D == DType::kFloat32 ? 3 : 4;
+// Blocks that should fit on a multiprocessor: as many as the rings leave room for, where the registers suffice.
+template <Rounding R, bool WithRht, bool RowScaled>
+inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 4 : 6;
 
 // scratch: [2, blocks], the amaxes of every block by direction; unused if row-scaled.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<D, R, WithRht, RowScaled>)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
     fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
   if (is_noop(params.noop_flag)) return;
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ CastShared shared;
+  __shared__ ScaleStage stage[2];
   __shared__ float reduction[kWarps];
   const auto whole_grid = cooperative_groups::this_grid();
 
   // 1. The amax.
   const Ring<D> ring(params.x, memory);
-  for (int i = 0; i < kSlots<D>; ++i) ring.load(i);
+  for (int i = 0; i < kSlots; ++i) ring.load(i);
   const AmaxTask task = {params.rowwise.amax, params.columnwise.amax, params.x.rows,    params.x.cols,
                          WithRht,             params.sign_mask,       RowScaled};
   if constexpr (RowScaled) {
@@ -126,23 +125,28 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<D, R, WithRht, RowScaled>
     }
   }
 
-  // 3. The cast. Behind each barrier the slot of the tile before is free for the next load.
+  // 3. The cast. Behind each barrier the slot of the tile before is free for the next load, and its scales are complete.
   const TensorCast<D, R, WithRht, RowScaled> tensor(params, amax.rowwise, amax.columnwise, shared);
-  for (int64_t i = ring.count - 1; i >= 0; --i) {
-    ptx::copy_async_wait<kSlots<D> - 2>();
+  for (int i = ring.count - 1; i >= 0; --i) {
+    ptx::copy_async_wait<kSlots - 2>();
     __syncthreads();
-    if (i + 1 < ring.count) ring.load(i + 1 - kSlots<D>);
-    tensor.cast(ring.origin(i), ring.slot(i), shared);
+    if (i + 1 < ring.count) {
+      ring.load(i + 1 - kSlots);
+      tensor.write_out(ring.origin(i + 1), stage[(i + 1) % 2]);
+    }
+    tensor.cast(ring.origin(i), ring.slot(i), shared, stage[i % 2]);
   }
+  __syncthreads();
+  tensor.write_out(ring.origin(0), stage[0]);
 }
 
 template <class F>
 void dispatch_kernel(const QuantizeParams& params, F&& f) {
   dispatch_cast(params, [&](auto dtype, auto rounding, auto with_rht, auto row_scaled) {
     constexpr auto kKernel = fused_quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>;
-    constexpr int kBytes = kSlots<dtype()> * kTileBytes<dtype()>;
-    const TileGrid grid = tile_grid(params.x);
-    f(kKernel, int(std::min<int64_t>(grid.rows * grid.cols, resident_blocks<kKernel>(kThreads, kBytes))), kBytes);
+    constexpr int kBytes = kSlots * kTileBytes;
+    const int64_t tiles = tile_grid<dtype()>(params.x).count();
+    f(kKernel, int(std::min<int64_t>(tiles, resident_blocks<kKernel>(kThreads, kBytes))), kBytes);
   });
 }
 

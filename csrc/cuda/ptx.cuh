@@ -45,6 +45,14 @@ __device__ __forceinline__ float max_spread_nan_f32(float a, float b) {
   return d;
 }
 
+// Byte permutation; with bit 3 of a selector nibble set, the sign of that byte fills its place.
+template <uint32_t Selector>
+__device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "n"(Selector));
+  return d;
+}
+
 __device__ __forceinline__ float half_bits_to_float(uint16_t h) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));

@@ -18,9 +18,10 @@ __device__ __forceinline__ float known_amax(const QuantizeParams& params, const 
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
 __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ QuantizeParams params) {
   if (is_noop(params.noop_flag)) return;
-  __shared__ alignas(16) uint8_t tile[kTileBytes<D>];
+  __shared__ alignas(16) uint8_t tile[kTileBytes];
   __shared__ CastShared shared;
-  const TileOrigin origin = tile_origin(blockIdx.x, tile_grid(params.x).cols);
+  __shared__ ScaleStage stage;
+  const TileOrigin origin = tile_origin<D>(blockIdx.x, tile_grid<D>(params.x));
   load_tile<D>(params.x, has_aligned_rows<D>(params.x), origin, tile);
 
   float rowwise = 0.0F;
@@ -36,7 +37,9 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
   }
   ptx::copy_async_wait<0>();
   __syncthreads();
-  tensor.cast(origin, tile, shared);
+  tensor.cast(origin, tile, shared, stage);
+  __syncthreads();
+  tensor.write_out(origin, stage);
 }
 
 __global__ void write_amax_kernel(const __grid_constant__ QuantizeParams params) {
@@ -49,9 +52,7 @@ __global__ void write_amax_kernel(const __grid_constant__ QuantizeParams params)
 }  // namespace
 
 void quantize_cuda(const QuantizeParams& params, Stream stream) {
-  const TileGrid grid = tile_grid(params.x);
-  const int64_t tiles = grid.rows * grid.cols;
-  if (tiles == 0) {  // no data, but an amax that was given is still the tensor's
+  if (params.x.rows == 0 || params.x.cols == 0) {  // no data, but an amax that was given is still the tensor's
     if (params.amax_source != AmaxSource::kBuffers) {
       write_amax_kernel<<<1, 1, 0, cudaStream_t(stream)>>>(params);
       check_cuda(cudaGetLastError(), "write_amax_kernel");
@@ -60,7 +61,7 @@ void quantize_cuda(const QuantizeParams& params, Stream stream) {
   }
   dispatch_cast(params, [&](auto dtype, auto rounding, auto with_rht, auto row_scaled) {
     quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>
-        <<<unsigned(tiles), kThreads, 0, cudaStream_t(stream)>>>(params);
+        <<<tile_grid<dtype()>(params.x).count(), kThreads, 0, cudaStream_t(stream)>>>(params);
   });
   check_cuda(cudaGetLastError(), "quantize_kernel");
 }

@@ -1,7 +1,7 @@
-// A tile of x in shared memory: 64 rows x 128 columns, zero outside of x.
+// A tile of x in shared memory: 64 rows of 256 bytes, zero outside of x.
 //
-// The 16-byte chunks of a row are permuted by XOR, so that reading 16 elements of a row (8 lanes on 8 blocks of one row)
-// and reading pairs of columns (32 lanes on 4 row blocks x 8 pairs) are both free of bank conflicts.
+// The 16-byte chunks of a row are permuted by XOR, so that reading 16 elements of a row (neighbouring lanes on the blocks
+// of a row) and reading pairs of columns (32 lanes on 4 row blocks x 8 pairs) are both free of bank conflicts.
 #pragma once
 
 #include "../numerics/hadamard.h"
@@ -9,45 +9,49 @@
 
 namespace nvfp4 {
 
-inline constexpr int kTileRows = 64;
-inline constexpr int kTileCols = 128;
-inline constexpr int kThreads = 256;
-inline constexpr int kTileRowBlocks = kTileRows / kBlock;  // 4: the blocks of one scale word of a column
-inline constexpr int kTileColBlocks = kTileCols / kBlock;  // 8
+inline constexpr int kThreads = 128;
 inline constexpr int kWarps = kThreads / 32;
-
-static_assert(kTileRowBlocks == kScaleBlockAlign && kTileColBlocks % kScaleBlockAlign == 0);
-static_assert(kScaleLineAlign % kTileRows == 0 && kScaleLineAlign % kTileCols == 0);
+inline constexpr int kRowBytes = 256;
+inline constexpr int kRowChunks = kRowBytes / 16;
+inline constexpr int kTileRows = 64;
+inline constexpr int kTileRowBlocks = kTileRows / kBlock;  // 4: the blocks of one scale word of a column
+inline constexpr int kTileBytes = kTileRows * kRowBytes;
 
 template <DType D>
-inline constexpr int kTileBytes = kTileRows * kTileCols * sizeof(typename Element<D>::Storage);
+inline constexpr int kTileCols = kRowBytes / sizeof(typename Element<D>::Storage);
+template <DType D>
+inline constexpr int kTileColBlocks = kTileCols<D> / kBlock;
 
-// Tiles cover x padded to multiples of 128 both ways, and with it every byte of both scale buffers.
+static_assert(kTileRowBlocks == kScaleBlockAlign && kTileColBlocks<DType::kFloat32> % kScaleBlockAlign == 0);
+static_assert(kScaleLineAlign % kTileRows == 0 && kScaleLineAlign % kTileCols<DType::kBFloat16> == 0);
+
+// Tiles cover x padded to multiples of 128 both ways, and with it every byte of both scale buffers. Memory ends long
+// before 2^32 tiles.
 struct TileGrid {
-  int64_t rows;
-  int64_t cols;
+  uint32_t rows;
+  uint32_t cols;
+  __host__ __device__ uint32_t count() const { return rows * cols; }
 };
+template <DType D>
 __host__ __device__ inline TileGrid tile_grid(const MatrixView& x) {
-  return {round_up(x.rows, kScaleLineAlign) / kTileRows, round_up(x.cols, kScaleLineAlign) / kTileCols};
+  return {uint32_t(round_up(x.rows, kScaleLineAlign) / kTileRows),
+          uint32_t(round_up(x.cols, kScaleLineAlign) / kTileCols<D>)};
 }
 
 struct TileOrigin {
   int64_t row;
   int64_t col;
 };
-__device__ inline TileOrigin tile_origin(int64_t index, int64_t grid_cols) {
-  return {index / grid_cols * kTileRows, index % grid_cols * kTileCols};
+
+template <DType D>
+__device__ __forceinline__ TileOrigin tile_origin(uint32_t index, const TileGrid& grid) {
+  return {int64_t(index / grid.cols) * kTileRows, int64_t(index % grid.cols) * kTileCols<D>};
 }
 
 template <DType D>
 __device__ __forceinline__ int chunk_offset(int row, int chunk) {
-  constexpr int kRowBytes = kTileCols * sizeof(typename Element<D>::Storage);
-  const int row_block = row / kBlock;
-  if constexpr (sizeof(typename Element<D>::Storage) == 2) {
-    chunk ^= (chunk >> 3) ^ ((row_block & 3) << 1);
-  } else {
-    chunk ^= ((chunk >> 3) & 3) ^ ((row_block & 1) << 2);
-  }
+  chunk ^= (chunk >> 3) ^ ((row / kBlock & 3) << 1);
+  if constexpr (sizeof(typename Element<D>::Storage) == 4) chunk ^= (row & 1) << 1;
   return row * kRowBytes + chunk * 16;
 }
 
@@ -77,7 +81,6 @@ template <DType D>
 __device__ __noinline__ void load_edge_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
   constexpr int kPerChunk = Chunk<D>::kElements;
-  constexpr int kRowChunks = kTileCols / kPerChunk;
   for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
     const int64_t row = origin.row + i / kRowChunks;
     const int64_t col = origin.col + i % kRowChunks * kPerChunk;
@@ -95,13 +98,11 @@ __device__ __noinline__ void load_edge_tile(const MatrixView& x, TileOrigin orig
 template <DType D>
 __device__ __forceinline__ void load_inner_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
-  constexpr int kPerChunk = Chunk<D>::kElements;
-  constexpr int kRowChunks = kTileCols / kPerChunk;
   constexpr int kRowStep = kThreads / kRowChunks;
   const int chunk = threadIdx.x % kRowChunks;
   const int first = threadIdx.x / kRowChunks;
-  const Storage* source =
-      static_cast<const Storage*>(x.data) + (origin.row + first) * x.row_strides[0] + origin.col + chunk * kPerChunk;
+  const Storage* source = static_cast<const Storage*>(x.data) + (origin.row + first) * x.row_strides[0] + origin.col +
+                          chunk * Chunk<D>::kElements;
   const int64_t step = x.row_strides[0] * kRowStep;
 #pragma unroll
   for (int row = 0; row < kTileRows; row += kRowStep) {
@@ -115,9 +116,9 @@ template <DType D>
 __device__ __noinline__ void load_strided_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
   const bool along_rows = x.row_strides[x.row_dims - 1] < x.col_stride;
-  for (int i = threadIdx.x; i < kTileRows * kTileCols; i += kThreads) {
-    const int row = along_rows ? i % kTileRows : i / kTileCols;
-    const int col = along_rows ? i / kTileRows : i % kTileCols;
+  for (int i = threadIdx.x; i < kTileRows * kTileCols<D>; i += kThreads) {
+    const int row = along_rows ? i % kTileRows : i / kTileCols<D>;
+    const int col = along_rows ? i / kTileRows : i % kTileCols<D>;
     *reinterpret_cast<Storage*>(tile + element_offset<D>(row, col)) =
         read_element<D>(x, origin.row + row, origin.col + col);
   }
@@ -129,81 +130,12 @@ template <DType D>
 __device__ __forceinline__ void load_tile(const MatrixView& x, bool aligned, TileOrigin origin, uint8_t* tile) {
   if (!aligned) {
     load_strided_tile<D>(x, origin, tile);
-  } else if (origin.row + kTileRows <= x.rows && origin.col + kTileCols <= x.cols) {
+  } else if (origin.row + kTileRows <= x.rows && origin.col + kTileCols<D> <= x.cols) {
     load_inner_tile<D>(x, origin, tile);
   } else {
     load_edge_tile<D>(x, origin, tile);
   }
   ptx::copy_async_commit();
-}
-
-// 16 elements of a row, and their largest magnitude.
-template <DType D>
-struct RowBlock {
-  static constexpr int kChunks = kBlock / Chunk<D>::kElements;
-  Chunk<D> chunk[kChunks];
-
-  __device__ __forceinline__ RowBlock(const uint8_t* tile, int row, int block) {
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      chunk[i].vector = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(row, block * kChunks + i));
-    }
-  }
-  __device__ __forceinline__ float value(int i) const {
-    const typename Element<D>::Pair pair = chunk[i / Chunk<D>::kElements].pair[i % Chunk<D>::kElements / 2];
-    return i % 2 == 0 ? Element<D>::low(pair) : Element<D>::high(pair);
-  }
-  template <class Max>
-  __device__ __forceinline__ typename Element<D>::Pair reduce(Max max) const {
-    auto m = Element<D>::magnitude(chunk[0].pair[0]);
-#pragma unroll
-    for (int i = 1; i < kBlock / 2; ++i) {
-      m = max(m, Element<D>::magnitude(chunk[i / Chunk<D>::kPairs].pair[i % Chunk<D>::kPairs]));
-    }
-    return m;
-  }
-};
-
-// 16 rows of two neighbouring columns.
-template <DType D>
-struct ColumnPair {
-  typename Element<D>::Pair row[kBlock];
-
-  __device__ __forceinline__ ColumnPair(const uint8_t* tile, int row_block, int col) {
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      row[i] = *reinterpret_cast<const typename Element<D>::Pair*>(tile + element_offset<D>(row_block * kBlock + i, col));
-    }
-  }
-  __device__ __forceinline__ float value(int i, int which) const {
-    return which == 0 ? Element<D>::low(row[i]) : Element<D>::high(row[i]);
-  }
-  template <class Max>
-  __device__ __forceinline__ typename Element<D>::Pair reduce(Max max) const {
-    auto m = Element<D>::magnitude(row[0]);
-#pragma unroll
-    for (int i = 1; i < kBlock; ++i) m = max(m, Element<D>::magnitude(row[i]));
-    return m;
-  }
-};
-
-// The lanes of a warp on 64 rows x 16 columns of a tile: four row blocks, the bytes of one scale word, lie side by side.
-struct ColumnLane {
-  int row_block;
-  int pair;
-  __device__ __forceinline__ ColumnLane()
-      : row_block(threadIdx.x % kTileRowBlocks), pair(threadIdx.x % 32 / kTileRowBlocks) {}
-};
-
-// The transform of one column of a pair, rounded as the dtype asks.
-template <DType D>
-__device__ __forceinline__ void transformed_column(const ColumnPair<D>& x, int which, uint32_t sign_mask,
-                                                   float (&y)[kBlock]) {
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) y[i] = x.value(i, which);
-  hadamard_forward(y, sign_mask);
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) y[i] = Element<D>::round(y[i]);
 }
 
 }  // namespace nvfp4

@@ -1,8 +1,8 @@
 // The amaxes of one tile: of x, of its transform, and of single lines.
 #pragma once
 
+#include "blocks.cuh"
 #include "reduce.cuh"
-#include "tile.cuh"
 
 namespace nvfp4 {
 
@@ -14,7 +14,6 @@ struct TileAmax {
 // Each thread looks at the chunks that it loaded itself: needs no barrier, only that the thread's copies have arrived.
 template <DType D>
 __device__ __forceinline__ float own_chunks_amax(const uint8_t* tile) {
-  constexpr int kRowChunks = kTileCols / Chunk<D>::kElements;
   typename Element<D>::Pair m{};
 #pragma unroll
   for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
@@ -43,7 +42,7 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TileOrigin origin, co
   const ColumnLane lane;
   TileAmax amax = {0.0F, 0.0F};
   const auto max = [](auto a, auto b) { return Element<D>::max_ignore_nan(a, b); };
-  for (int block = threadIdx.x / 32; block < kTileColBlocks; block += kWarps) {
+  for (int block = threadIdx.x / 32; block < kTileColBlocks<D>; block += kWarps) {
     const int col = block * kBlock + lane.pair * 2;
     const ColumnPair<D> x(tile, lane.row_block, col);
     const typename Element<D>::Pair m = x.reduce(max);
@@ -53,11 +52,8 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TileOrigin origin, co
     for (int which = 0; which < 2; ++which) {
       float line = which == 0 ? Element<D>::low(m) : Element<D>::high(m);
       if (task.with_rht) {
-        float y[kBlock];
-        transformed_column(x, which, task.sign_mask, y);
-        line = 0.0F;
-#pragma unroll
-        for (int i = 0; i < kBlock; ++i) line = fmaxf(line, fabsf(y[i]));
+        const TransformedBlock y(ColumnBlock<D>{x, which}, task.sign_mask);
+        line = y.reduce([](float a, float b) { return fmaxf(a, b); });
       }
       amax.columnwise = fmaxf(amax.columnwise, line);
       if (task.row_scaled) {
@@ -68,11 +64,12 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TileOrigin origin, co
     }
   }
   if (task.row_scaled && task.rowwise != nullptr) {
-    for (int i = threadIdx.x; i < kTileRows * kTileColBlocks; i += kThreads) {
-      const int row = i / kTileColBlocks;
-      const RowBlock<D> x(tile, row, i % kTileColBlocks);
-      const float line = group_max_ignore_nan<kTileColBlocks>(pair_max_ignore_nan<D>(x.reduce(max)));
-      if (i % kTileColBlocks == 0 && origin.row + row < task.rows) {
+    constexpr int kBlocks = kTileColBlocks<D>;
+    for (int i = threadIdx.x; i < kTileRows * kBlocks; i += kThreads) {
+      const int row = i / kBlocks;
+      const RowBlock<D> x(tile, row, i % kBlocks);
+      const float line = group_max_ignore_nan<kBlocks>(pair_max_ignore_nan<D>(x.reduce(max)));
+      if (i % kBlocks == 0 && origin.row + row < task.rows) {
         raise_amax(task.rowwise + origin.row + row, line);
       }
     }

@@ -44,13 +44,14 @@ NVFP4_HD constexpr float add_e2m1_magnitude(float sum, float a, float weight) {
   return fused_multiply_add(h0, 4.0F * weight, sum);
 }
 
+// The codes are in the low 16 bits, the upper ones are left as they come.
 NVFP4_HD constexpr uint32_t encode4_e2m1_magnitudes(float a0, float a1, float a2, float a3) {
   constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23
   float sum = add_e2m1_magnitude(kMagic * 4096.0F, a3, 4096.0F);
   sum = add_e2m1_magnitude(sum - (kMagic * 4096.0F - kMagic * 256.0F), a2, 256.0F);
   sum = add_e2m1_magnitude(sum - (kMagic * 256.0F - kMagic * 16.0F), a1, 16.0F);
   sum = add_e2m1_magnitude(sum - (kMagic * 16.0F - kMagic), a0, 1.0F);
-  return float_bits(sum) & 0xFFFFU;
+  return float_bits(sum);
 }
 
 // Every midpoint and code point.
@@ -61,8 +62,8 @@ static_assert(encode_e2m1(-0.0F) == 8 && encode_e2m1(-0.25F) == 8 && encode_e2m1
 static_assert(encode_e2m1(bits_float(0xFFC00000U)) == 7);
 static_assert(decode_e2m1(7) == 6.0F && decode_e2m1(13) == -3.0F && float_bits(decode_e2m1(8)) == kSignBit);
 #if !defined(__CUDACC__)  // on a GPU these are instructions, not constant expressions
-static_assert(encode4_e2m1_magnitudes(0.25F, 0.75F, 1.25F, 1.75F) == 0x4220U);
-static_assert(encode4_e2m1_magnitudes(2.5F, 3.5F, 5.0F, kInfinity) == 0x7664U);
+static_assert((encode4_e2m1_magnitudes(0.25F, 0.75F, 1.25F, 1.75F) & 0xFFFFU) == 0x4220U);
+static_assert((encode4_e2m1_magnitudes(2.5F, 3.5F, 5.0F, kInfinity) & 0xFFFFU) == 0x7664U);
 #endif
 
 }  // namespace nvfp4
