@@ -77,6 +77,27 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
             plain = torch.nn.Parameter(new, self.requires_grad) if is_parameter else new.detach()
             torch.utils.swap_tensors(self, plain)
 
+    # Tensor's own methods for these ask for the memory of one dense tensor, which there is none of.
+
+    def share_memory_(self) -> "NVFP4Tensor":
+        """Moves the buffers to shared memory, as `module.share_memory()` expects; returns self."""
+        for buffer in self._buffers():
+            if buffer is not None:
+                buffer.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether every buffer is in shared memory."""
+        return all(buffer.is_shared() for buffer in self._buffers() if buffer is not None)
+
+    def numpy(self, *, force: bool = False):
+        """The values as an array; of torch's rules those of a plain tensor hold, so no bf16 and nothing with a gradient."""
+        return self.dequantize().numpy(force=force)
+
+    def tolist(self):
+        """The values as nested lists of numbers."""
+        return self.dequantize().tolist()
+
     def __deepcopy__(self, memo):
         copy = super().__deepcopy__(memo)
         copy._read_only = False
