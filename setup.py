@@ -134,7 +134,17 @@ class BuildNative(BuildExtension):
 def native_extension():
     # Contraction off: a fused multiply-add would change bits. OpenMP's symbols come from torch's own runtime: linking
     # a second one would ignore torch.set_num_threads. -g0, because Python's own flags ask for debug information.
-    cxx = ["-O3", "-g0", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    # No trapping math: bits stay, but comparisons may be vectorised (twice as fast).
+    cxx = [
+        "-O3",
+        "-g0",
+        "-fopenmp",
+        "-ffp-contract=off",
+        "-fno-trapping-math",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+    ]
     host = ",".join(flag for flag in cxx if flag not in ("-O3", "-fopenmp"))
     cuda = [
         "-O3",

@@ -48,8 +48,8 @@ void quantize_on_cuda(QuantizeParams params, Schedule schedule, at::Device devic
     return fused_quantize_cuda(params, static_cast<float*>(scratch.mutable_data_ptr()), scope.stream());
   }
   if (params.amax_source == AmaxSource::kCompute) {
-    const AmaxParams amax = {params.x,         params.rowwise.amax, params.columnwise.amax, params.noop_flag,
-                             params.with_rht,  params.sign_mask,    params.row_scaled};
+    const AmaxParams amax = {params.x,        params.rowwise.amax, params.columnwise.amax, params.noop_flag,
+                             params.with_rht, params.sign_mask,    params.row_scaled};
     zero_amax_cuda(amax, scope.stream());
     amax_cuda(amax, scope.stream());
     params.amax_source = AmaxSource::kBuffers;

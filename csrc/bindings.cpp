@@ -12,7 +12,8 @@ namespace nvfp4 {
 namespace {
 
 const at::Tensor& tensor_argument(py::handle object, const char* name) {
-  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), name, ": expected a torch.Tensor, got ", Py_TYPE(object.ptr())->tp_name);
+  TORCH_CHECK_TYPE(THPVariable_Check(object.ptr()), name, ": expected a torch.Tensor, got ",
+                   Py_TYPE(object.ptr())->tp_name);
   return THPVariable_Unpack(object.ptr());
 }
 
@@ -269,6 +270,7 @@ void bind_functions(py::module_& m) {
       },
       py::arg("shape"));
   m.def("build_info", &build_info);
+  m.attr("BLOCK_SIZE") = kBlock;
 }
 
 // pybind11 knows std exceptions only and would make each of torch's a RuntimeError.

@@ -23,10 +23,12 @@ enum BufferIndex : int {
 
 using Buffers = std::array<at::Tensor, kBufferCount>;  // undefined where a direction is not asked for
 
-inline constexpr const char* kBufferNames[kBufferCount] = {"rowwise_data",         "rowwise_scale_inv", "columnwise_data",
-                                                           "columnwise_scale_inv", "amax_rowwise",      "amax_columnwise"};
+inline constexpr const char* kBufferNames[kBufferCount] = {
+    "rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv", "amax_rowwise", "amax_columnwise"};
 
-inline at::ScalarType buffer_dtype(int index) { return index < kRowwiseAmax ? at::kByte : at::kFloat; }
+inline at::ScalarType buffer_dtype(int index) {
+  return index < kRowwiseAmax ? at::kByte : at::kFloat;
+}
 
 // Int is int64_t, or c10::SymInt under torch.compile.
 template <class Int>
@@ -86,7 +88,8 @@ at::Tensor allocate(at::IntArrayRef sizes, at::ScalarType dtype, at::Device devi
 Buffers allocate_buffers(const Options& options, at::IntArrayRef sizes, at::Device device, bool pin_memory = false);
 Buffers allocate_meta_buffers(const Options& options, c10::SymIntArrayRef sizes);
 
-// Throws unless `out` holds exactly the buffers that quantizing x fills: shapes, dtypes, device, and memory of their own.
+// Throws unless `out` holds exactly the buffers that quantizing x fills: shapes, dtypes, device, and memory of their
+// own.
 void check_buffers(const Options& options, const at::Tensor& x, const Buffers& out);
 
 // An amax buffer of `count` elements, in any shape; throws TypeError or ValueError naming it.

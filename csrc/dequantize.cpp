@@ -30,8 +30,8 @@ at::Tensor empty_like_meta(const at::Tensor& scale) {
 void check_scale(const at::Tensor& scale, const char* argument) {
   TORCH_CHECK_TYPE(scale.scalar_type() == at::kByte, argument, ": expected uint8, got ", scale.scalar_type());
   const bool padded = scale.dim() == 2 && scale.size(0) % kScaleLineAlign == 0 && scale.size(1) % kScaleBlockAlign == 0;
-  TORCH_CHECK_VALUE(padded, argument, ": expected a shape of multiples of ", kScaleLineAlign, " and ",
-                    kScaleBlockAlign, ", got ", scale.sizes());
+  TORCH_CHECK_VALUE(padded, argument, ": expected a shape of multiples of ", kScaleLineAlign, " and ", kScaleBlockAlign,
+                    ", got ", scale.sizes());
   check_device(scale.device(), argument);
 }
 
@@ -42,7 +42,8 @@ at::Tensor dequantize(const at::Tensor& data, const at::Tensor& scale, const at:
   const DType dtype = to_dtype(arguments.dtype, "dtype");
   TORCH_CHECK_VALUE(!shape.empty(), "shape: expected at least one dimension, got []");
   TORCH_CHECK_VALUE(arguments.nvfp4_e4m3_max == kDefaultE4M3Max || arguments.nvfp4_e4m3_max == kReducedE4M3Max,
-                    "nvfp4_e4m3_max=", arguments.nvfp4_e4m3_max, ": must be ", kDefaultE4M3Max, " or ", kReducedE4M3Max);
+                    "nvfp4_e4m3_max=", arguments.nvfp4_e4m3_max, ": must be ", kDefaultE4M3Max, " or ",
+                    kReducedE4M3Max);
   const at::Device device = data.device();
   if (data.is_meta()) return at::empty_symint(shape, data.options().dtype(arguments.dtype));
 

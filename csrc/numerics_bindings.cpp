@@ -71,7 +71,7 @@ at::Tensor hadamard(const at::Tensor& x, uint32_t sign_mask, bool to_bf16) {
   const ExactFloatGuard guard;
   TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == kBlock, "x: expected shape [n, ", kBlock, "], got ", x.sizes());
   at::Tensor out = checked<float>(x).clone();
-  auto* const lines = static_cast<float(*)[kBlock]>(out.mutable_data_ptr());
+  auto* const lines = static_cast<float (*)[kBlock]>(out.mutable_data_ptr());
   for (int64_t i = 0; i < x.size(0); ++i) {
     hadamard_forward(lines[i], sign_mask);
     for (float& y : lines[i]) y = to_bf16 ? round_to_bf16(y) : y;

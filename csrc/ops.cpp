@@ -105,7 +105,9 @@ void quantize_into_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   quantizer.quantize_into(x, out, call);
 }
 
-at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
+at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
+  return tensor.value_or(at::Tensor());
+}
 
 void quantizer_amax_op(const at::Tensor& x, const std::optional<at::Tensor>& amax_rowwise,
                        const std::optional<at::Tensor>& amax_columnwise, bool with_rht, bool with_random_sign_mask,
@@ -133,7 +135,8 @@ at::Tensor dequantize_op(const at::Tensor& data, const at::Tensor& scale_inv, co
 std::vector<at::Tensor> swizzle_scales_op(const std::optional<at::Tensor>& rowwise_scale_inv,
                                           const std::optional<at::Tensor>& columnwise_scale_inv, bool inverse) {
   std::vector<at::Tensor> present;
-  for (at::Tensor& scale : swizzle_scales(or_undefined(rowwise_scale_inv), or_undefined(columnwise_scale_inv), inverse)) {
+  for (at::Tensor& scale :
+       swizzle_scales(or_undefined(rowwise_scale_inv), or_undefined(columnwise_scale_inv), inverse)) {
     if (scale.defined()) present.push_back(std::move(scale));
   }
   return present;
@@ -155,34 +158,45 @@ TORCH_LIBRARY(nvfp4_quant, m) {
   using namespace nvfp4;
   const std::vector<at::Tag> pure = {at::Tag::pt2_compliant_tag};
   const std::vector<at::Tag> random = {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded};
-  const std::string quantize = "quantize(Tensor x, *, " + kOptions + ", " + kGivenAmax + ", " + kRandom + ") -> Tensor[]";
+  const std::string quantize =
+      "quantize(Tensor x, *, " + kOptions + ", " + kGivenAmax + ", " + kRandom + ") -> Tensor[]";
   const std::string quantize_into =
       "quantize_(Tensor x, Tensor(a!)? rowwise_data, Tensor(b!)? rowwise_scale_inv, Tensor(c!)? columnwise_data, "
       "Tensor(d!)? columnwise_scale_inv, Tensor(e!)? amax_rowwise, Tensor(f!)? amax_columnwise, *, " +
       kOptions + ", Tensor? noop_flag=None, " + kGivenAmax + ", " + kRandom + ", bool with_amax=True) -> ()";
   m.def(quantize.c_str(), random);
   m.def(quantize_into.c_str(), random);
-  m.def("quantizer_amax_(Tensor x, Tensor(a!)? amax_rowwise, Tensor(b!)? amax_columnwise, *, bool with_rht=False, "
-        "bool with_random_sign_mask=True, bool row_scaled_nvfp4=False, Tensor? noop_flag=None) -> ()",
-        pure);
-  m.def("compute_amax(Tensor x, Tensor(a!) amax_rowwise, Tensor(b!)? amax_columnwise=None, *, "
-        "Tensor? noop_flag=None) -> ()",
-        pure);
-  m.def("dequantize(Tensor data, Tensor scale_inv, Tensor amax, SymInt[] shape, *, ScalarType dtype, "
-        "bool columnwise=False, bool swizzled=False, bool with_rht=False, bool with_random_sign_mask=True, "
-        "int nvfp4_e4m3_max=448) -> Tensor",
-        pure);
+  m.def(
+      "quantizer_amax_(Tensor x, Tensor(a!)? amax_rowwise, Tensor(b!)? amax_columnwise, *, bool with_rht=False, "
+      "bool with_random_sign_mask=True, bool row_scaled_nvfp4=False, Tensor? noop_flag=None) -> ()",
+      pure);
+  m.def(
+      "compute_amax(Tensor x, Tensor(a!) amax_rowwise, Tensor(b!)? amax_columnwise=None, *, "
+      "Tensor? noop_flag=None) -> ()",
+      pure);
+  m.def(
+      "dequantize(Tensor data, Tensor scale_inv, Tensor amax, SymInt[] shape, *, ScalarType dtype, "
+      "bool columnwise=False, bool swizzled=False, bool with_rht=False, bool with_random_sign_mask=True, "
+      "int nvfp4_e4m3_max=448) -> Tensor",
+      pure);
   m.def("swizzle_scales(Tensor? rowwise_scale_inv, Tensor? columnwise_scale_inv, *, bool inverse=False) -> Tensor[]",
         pure);
 }
 
-TORCH_LIBRARY_IMPL(nvfp4_quant, CPU, m) { nvfp4::register_kernels(m); }
-TORCH_LIBRARY_IMPL(nvfp4_quant, CUDA, m) { nvfp4::register_kernels(m); }  // without CUDA code: says so
-TORCH_LIBRARY_IMPL(nvfp4_quant, Meta, m) { nvfp4::register_kernels(m); }
+TORCH_LIBRARY_IMPL(nvfp4_quant, CPU, m) {
+  nvfp4::register_kernels(m);
+}
+TORCH_LIBRARY_IMPL(nvfp4_quant, CUDA, m) {
+  nvfp4::register_kernels(m);
+}  // without CUDA code: says so
+TORCH_LIBRARY_IMPL(nvfp4_quant, Meta, m) {
+  nvfp4::register_kernels(m);
+}
 
 // Writing into an inference tensor is allowed outside of inference mode, too.
 TORCH_LIBRARY_IMPL(nvfp4_quant, Autograd, m) {
-  for (const char* name : {"quantize", "quantize_", "quantizer_amax_", "compute_amax", "dequantize", "swizzle_scales"}) {
+  for (const char* name :
+       {"quantize", "quantize_", "quantizer_amax_", "compute_amax", "dequantize", "swizzle_scales"}) {
     m.impl(name, torch::CppFunction::makeFallthrough());
   }
 }

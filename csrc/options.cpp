@@ -17,11 +17,13 @@ void Options::check() const {
   TORCH_CHECK_VALUE(!(nvfp4_use_4over6 && stochastic_rounding),
                     "nvfp4_use_4over6=True does not go with stochastic_rounding=True");
   TORCH_CHECK_VALUE(nvfp4_e4m3_max == kDefaultE4M3Max || (nvfp4_use_4over6 && nvfp4_e4m3_max == kReducedE4M3Max),
-                    "nvfp4_e4m3_max=", nvfp4_e4m3_max, ": must be ", kDefaultE4M3Max, ", or with nvfp4_use_4over6=True ",
-                    kDefaultE4M3Max, " or ", kReducedE4M3Max);
+                    "nvfp4_e4m3_max=", nvfp4_e4m3_max, ": must be ", kDefaultE4M3Max,
+                    ", or with nvfp4_use_4over6=True ", kDefaultE4M3Max, " or ", kReducedE4M3Max);
 }
 
-uint32_t Options::sign_mask() const { return hadamard_sign_mask(with_random_sign_mask); }
+uint32_t Options::sign_mask() const {
+  return hadamard_sign_mask(with_random_sign_mask);
+}
 
 uint64_t Options::packed() const {
   uint64_t bits = uint64_t(nvfp4_e4m3_max);
@@ -32,7 +34,9 @@ uint64_t Options::packed() const {
   return bits << 2 | uint64_t(schedule);
 }
 
-bool Options::operator==(const Options& other) const { return packed() == other.packed(); }
+bool Options::operator==(const Options& other) const {
+  return packed() == other.packed();
+}
 
 bool parse_err_mode(std::string_view mode) {
   std::string upper(mode);

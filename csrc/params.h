@@ -11,8 +11,8 @@ enum class DType : uint8_t { kFloat32, kFloat16, kBFloat16 };
 
 enum class Rounding : uint8_t { kNearest, kStochastic, kFourOverSix };
 
-// A tensor seen as [rows, cols]; cols is its last dimension, the others are merged where their strides allow it. No more
-// than 40 dimensions of two or more elements fit into memory, so that any tensor fits into this struct.
+// A tensor seen as [rows, cols]; cols is its last dimension, the others are merged where their strides allow it. No
+// more than 40 dimensions of two or more elements fit into memory, so that any tensor fits into this struct.
 inline constexpr int kMaxRowDims = 40;
 
 struct MatrixView {

@@ -14,7 +14,8 @@ namespace nvfp4 {
 namespace {
 
 PhiloxSource draw_cpu(const std::optional<at::Generator>& generator) {
-  auto* const impl = at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
+  auto* const impl =
+      at::get_generator_or_default<at::CPUGeneratorImpl>(generator, at::detail::getDefaultCPUGenerator());
   const std::lock_guard<std::mutex> lock(impl->mutex_);
   return {impl->random64(), 0, nullptr, nullptr};
 }

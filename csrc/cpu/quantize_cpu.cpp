@@ -67,8 +67,8 @@ template <Rounding R>
 uint32_t block_scale_byte(const QuantizeParams& p, const Block& block, const TensorScale& tensor, float amax) {
   const float max = block_max(block);
   if constexpr (R != Rounding::kFourOverSix) return encode_e4m3(max * tensor.block_multiplier);
-  return choose_candidate(
-      max, tensor, [&](uint32_t byte) { return candidate_error_sum(p, block, byte, tensor, amax); });
+  return choose_candidate(max, tensor,
+                          [&](uint32_t byte) { return candidate_error_sum(p, block, byte, tensor, amax); });
 }
 
 // The same for a tile with one scale. 4over6: `tile` is one of x, never its transpose, whose sums may differ.
@@ -169,9 +169,8 @@ void quantize_cpu(const QuantizeParams& p) {
   clear_scales(p.rowwise, {p.x.rows, p.x.cols});
   clear_scales(p.columnwise, {p.x.cols, p.x.rows});
   dispatch_dtype(p.x.dtype, [&](auto dtype) {
-    dispatch_rounding(p.rounding, [&](auto rounding) {
-      quantize_tiles<decltype(dtype)::value, decltype(rounding)::value>(p);
-    });
+    dispatch_rounding(p.rounding,
+                      [&](auto rounding) { quantize_tiles<decltype(dtype)::value, decltype(rounding)::value>(p); });
   });
 }
 
