@@ -31,9 +31,7 @@ def quantize(x, settings, amax=None, generator=None, rng_state=None) -> ops.Buff
     return buffers
 
 
-def quantize_into(
-    x, buffers: ops.Buffers, settings, noop_flag=None, amax=None, generator=None, rng_state=None
-) -> None:
+def quantize_into(x, buffers: ops.Buffers, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
     """As ops.quantize_into; every process of the group must call it, one whose noop flag is set too."""
     _refuse(x, amax)
     targets = buffers[4:]

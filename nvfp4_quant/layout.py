@@ -25,12 +25,12 @@ def transpose_tiles(data: Tensor, scale_inv: Tensor, shape: torch.Size) -> tuple
     data: [..., Kp/2] row-wise codes of a tensor of `shape`; scale_inv: its compact scales.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    tiles = scale_inv[:rows:ops.BLOCK]  # [Mp/16, blocks]
+    tiles = scale_inv[: rows : ops.BLOCK]  # [Mp/16, blocks]
     lines = tiles.repeat_interleave(ops.BLOCK, 1)[:, :columns].t()  # [K, Mp/16]
     scales = scale_inv.new_zeros(_C.scale_shape(tuple(shape), True))
     scales[:columns, : lines.shape[1]] = lines
 
-    codes = unpack(data.reshape(rows, -1))[:, :columns].t()  # [K, M]
+    codes = unpack(data.reshape(rows, data.shape[-1]))[:, :columns].t()  # [K, M]
     missing = -rows % ops.BLOCK
     if missing and rows:
         # Rows past M are zero, except in a tile with a NaN: there all codes are the one of NaN, also in the last row.

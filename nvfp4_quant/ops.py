@@ -111,7 +111,7 @@ def quantize_into(
 
 
 def quantizer_amax_into(x, settings, amax_rowwise: Tensor | None, amax_columnwise: Tensor | None) -> None:
-    """Writes the amaxes that a quantization of x would use: of its lines where row-scaled, of the transform with RHT."""
+    """Writes the amaxes of a quantization of x: of its lines where row-scaled, of the transform with Hadamard."""
     if is_eager(x):
         settings.native().compute_amax_into(x, amax_rowwise, amax_columnwise)
         return
@@ -130,9 +130,9 @@ def compute_amax(
 ) -> None:
     """Writes max(abs(x)) to `amax_rowwise` and, where given, to `amax_columnwise`.
 
-    x: bf16, fp16 or fp32 of any shape and strides. A NaN is ignored, an infinity kept; an empty x gives 0. The amaxes are
-    float32, contiguous, of one element, on x's device, and not the same memory. If `noop_flag` (float32, one element) is
-    exactly 1, nothing is written. TypeError: a dtype; ValueError: a size, a device, the same amax twice.
+    x: bf16, fp16 or fp32 of any shape and strides. A NaN is ignored, an infinity kept; an empty x gives 0. The amaxes
+    are float32, contiguous, of one element, on x's device, and not the same memory. If `noop_flag` (float32, one
+    element) is exactly 1, nothing is written. TypeError: a dtype; ValueError: a size, a device, the same amax twice.
     """
     require_tensor("x", x)
     if is_eager(x):
@@ -184,13 +184,15 @@ def swizzle_scales(
 
 
 def check_buffers(buffers: Buffers, shapes) -> torch.device:
-    """The one device of the given buffers, which must be just those that have a shape, of that shape and their dtype."""
+    """The one device of the buffers, given just where there is a shape, which they must have, and their dtype."""
     device = None
     for name, buffer, shape, dtype in zip(BUFFERS, buffers, shapes, BUFFER_DTYPES, strict=True):
         if buffer is None and shape is None:
             continue
         if buffer is None or shape is None:
-            raise RuntimeError(f"{name} is {'missing' if buffer is None else 'given, but the data of its direction is not'}")
+            raise RuntimeError(
+                f"{name} is {'missing' if buffer is None else 'given, but the data of its direction is not'}"
+            )
         require_tensor(name, buffer)
         if buffer.dtype != dtype:
             raise TypeError(f"{name} must be {dtype}, got {buffer.dtype}")

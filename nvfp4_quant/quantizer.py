@@ -27,13 +27,16 @@ class _Option:
 class NVFP4Quantizer:
     """Quantizes tensors to NVFP4: E2M1 codes, an E4M3 scale for each block of 16, one float32 amax.
 
-    rowwise, columnwise: which directions to make. with_rht: random Hadamard transform on the column-wise side
-    (`with_random_sign_mask`: with its fixed signs); with_post_rht_amax has no effect, that amax is always the one after
-    the transform. with_2d_quantization: one scale for each 16x16 tile. stochastic_rounding: unbiased rounding of the codes.
-    row_scaled_nvfp4: an amax for each line. nvfp4_use_4over6: scale each block to 4 or to 6, whichever errs less by
-    nvfp4_4over6_err_mode ("MAE" or "MSE"), under a scale bound nvfp4_e4m3_max of 448 or 256. with_amax_reduction: the amax
-    is the maximum over amax_reduction_group (None: all processes). As attributes only: optimize_for_gemm (write the scales
-    in the order of the GEMM) and internal (make NVFP4TensorStorage instead of NVFP4Tensor).
+    rowwise, columnwise: which directions to make.
+    with_rht: random Hadamard transform on the column-wise side, with_random_sign_mask: with its fixed signs;
+        with_post_rht_amax has no effect, that amax is always the one after the transform.
+    with_2d_quantization: one scale for each 16x16 tile. row_scaled_nvfp4: an amax for each line.
+    stochastic_rounding: unbiased rounding of the codes.
+    nvfp4_use_4over6: scale each block to 4 or to 6, whichever errs less by nvfp4_4over6_err_mode ("MAE" or "MSE"),
+        under a bound of the scales, nvfp4_e4m3_max, of 448 or 256.
+    with_amax_reduction: the amax is the maximum over amax_reduction_group (None: all processes).
+    As attributes only: optimize_for_gemm (write the scales in the order of the GEMM), internal (make
+        NVFP4TensorStorage instead of NVFP4Tensor).
 
     Every option is an attribute. TypeError, ValueError: an option, or options that exclude each other.
     """
@@ -111,7 +114,7 @@ class NVFP4Quantizer:
         self._direct = None if compiling or settings.internal or settings.with_amax_reduction else settings.native()
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
-        """Chooses the directions to make; None leaves one as it is. ValueError if the options then exclude each other."""
+        """Chooses the directions to make; None leaves one as it is. ValueError if options then exclude each other."""
         usages = {"rowwise": rowwise, "columnwise": columnwise}
         self._change(**{name: usage for name, usage in usages.items() if usage is not None})
 
@@ -128,9 +131,10 @@ class NVFP4Quantizer:
     ) -> NVFP4Tensor:
         """Quantizes x: bf16, fp16 or fp32, at least 1-D, any shape and strides, on a CPU or CUDA device.
 
-        out: a quantized tensor to write into and return. dtype: the nominal dtype of the result (default: x's). amax: one
-        float32 element on x's device, or a number, used instead of the maximum. generator, or rng_state=(seed, offset),
-        unsigned 64-bit: the source of the random bits of stochastic rounding. The gradient passes straight through.
+        out: a quantized tensor to write into and return. dtype: the nominal dtype of the result (default: x's).
+        amax: one float32 element on x's device, or a number, used instead of the maximum. generator, or
+        rng_state=(seed, offset), unsigned 64-bit: the source of the random bits of stochastic rounding.
+        The gradient passes straight through.
         TypeError: x is quantized, or a dtype; ValueError: a shape, size, device or option.
         """
         if ops.is_eager(x) and self._direct and out is dtype is None and not (x.requires_grad and is_grad_enabled()):
@@ -164,7 +168,7 @@ class NVFP4Quantizer:
     def _fill(self, x, dst, noop_flag, amax, generator, rng_state):
         if not isinstance(dst, NVFP4TensorStorage):
             raise TypeError(f"the destination must be an NVFP4Tensor or NVFP4TensorStorage, got {type(dst).__name__}")
-        # Under torch.compile this is one call on the whole tensor, so that what follows in the graph reads what it wrote.
+        # Under torch.compile this is one call on the whole tensor, so that later reads in the graph see the write.
         settings = _for_graph(self._settings) if torch.compiler.is_dynamo_compiling() else self._settings
         dst._fill(x, settings, noop_flag, amax, generator, rng_state)
         return dst
@@ -220,9 +224,9 @@ class NVFP4Quantizer:
 
 
 def _require_plain(name: str, x) -> None:
-    ops.require_tensor(name, x)
     if isinstance(x, NVFP4TensorStorage):
         raise TypeError(f"{name} is quantized already; use `quantize_` of the destination, or dequantize it")
+    ops.require_tensor(name, x)
 
 
 def _quantize(x, settings, dtype, amax=None, generator=None, rng_state=None):
@@ -258,8 +262,8 @@ def _quantize_in_graph(x, settings, dtype, amax, generator, rng_state):
 def _allow_in_graph() -> bool:
     """Lets torch.compile keep `_quantize_in_graph` as one call, which AOTAutograd then looks into.
 
-    Dynamo cannot trace the making of a tensor subclass. It runs this function, being marked as constant, when it meets it:
-    done at import, it would load the whole compiler.
+    Dynamo cannot trace the making of a tensor subclass. It runs this function, marked as constant, when it meets it;
+    at import the same would load the whole compiler.
     """
     torch.compiler.allow_in_graph(_quantize_in_graph)
     return True

@@ -26,11 +26,14 @@ def _setting(name: str) -> property:
 class NVFP4TensorStorage:
     """The buffers of a quantized tensor of logical `shape` (M rows, K columns, seen as 2-D) and nominal `dtype`.
 
-    _rowwise_data           uint8 shape[:-1] + (Kp/2,)        _columnwise_data       uint8 (K, Mp/2)
-    _rowwise_scale_inv      uint8 (M up to 128, Kp/16 up to 4)  _columnwise_scale_inv  uint8 (K up to 128, Mp/16 up to 4)
-    _amax_rowwise           float32 (1,) or (M,)              _amax_columnwise       float32 (1,) or (K,)
+    _rowwise_data          uint8    shape[:-1] + (Kp/2,)
+    _rowwise_scale_inv     uint8    (M up to 128, Kp/16 up to 4)
+    _columnwise_data       uint8    (K, Mp/2)
+    _columnwise_scale_inv  uint8    (K up to 128, Mp/16 up to 4)
+    _amax_rowwise          float32  (1,), row-scaled (M,)
+    _amax_columnwise       float32  (1,), row-scaled (K,)
 
-    Kp and Mp are K and M rounded up to 16; the amaxes are per line where row-scaled. All three of a direction that is
+    Kp and Mp are K and M rounded up to 16. All three of a direction that is
     not there are None. The keywords of the constructor are those of `get_metadata()`: what is not given about the mode
     comes from `quantizer`. TypeError: a dtype; ValueError: a shape, device or option; RuntimeError: a missing buffer.
     """
@@ -144,7 +147,7 @@ class NVFP4TensorStorage:
         }
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
-        """The values in `dtype` (bf16, fp16 or fp32; default the nominal one), from the row-wise side where there is one.
+        """The values in `dtype` (bf16, fp16 or fp32; default the nominal one), row-wise where there is that side.
 
         TypeError: another dtype; RuntimeError: neither direction is there.
         """
@@ -162,7 +165,7 @@ class NVFP4TensorStorage:
         return values if shape == self.shape else values.view(self.shape)
 
     def quantize_(self, x, *, noop_flag: Tensor | None = None, generator=None, rng_state=None):
-        """Quantizes x (of the same shape; may be quantized itself) into this tensor with its own settings; returns self.
+        """Quantizes x (of this shape; may be quantized itself) into this tensor with its own settings; returns self.
 
         With a noop_flag (float32, one element on x's device) of exactly 1 nothing is written.
         """
@@ -174,8 +177,8 @@ class NVFP4TensorStorage:
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         """Drops a direction (False) or makes sure that it is there (True).
 
-        The column-wise side is made, exactly, from the row-wise one if the tensor is 2-D quantized, to nearest and without
-        Hadamard. RuntimeError: any other direction that is missing, or if none would be left.
+        The column-wise side is made, exactly, from the row-wise one if the tensor is 2-D quantized, to nearest and
+        without Hadamard. RuntimeError: any other direction that is missing, or if none would be left.
         """
         wanted = [
             has if usage is None else bool(usage)
@@ -196,8 +199,8 @@ class NVFP4TensorStorage:
         s = self._settings
         if not s.with_2d_quantization or s.with_rht or s.stochastic_rounding:
             raise RuntimeError(
-                "update_usage: columnwise_usage=True, but the tensor has no column-wise data, which only follows from the "
-                f"row-wise data of a 2-D quantization to nearest without Hadamard: {s}"
+                "update_usage: columnwise_usage=True, but the tensor has no column-wise data, which only follows from "
+                f"the row-wise data of a 2-D quantization to nearest without Hadamard: {s}"
             )
         scale_inv = self._rowwise_scale_inv
         if s.optimize_for_gemm:
@@ -209,7 +212,7 @@ class NVFP4TensorStorage:
         self._amax_columnwise = self._amax_rowwise.clone()
 
     def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
-        """Quantizes x into the buffers, of which those stay that `settings` wants; they are its settings from now on."""
+        """Quantizes x into the buffers, of which those stay that `settings` wants: its own from now on."""
         ops.require_tensor("x", x)
         if not isinstance(settings, Settings):
             settings = Settings.from_plain(settings)
