@@ -47,7 +47,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         return self._wrap(buffers, settings or self._settings, shape, dtype or self.dtype, device, stride=stride)
 
     def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
-        """The values in `dtype` (bf16, fp16 or fp32; default the nominal one), from the row-wise side where there is one.
+        """The values in `dtype` (bf16, fp16 or fp32; default the nominal one), row-wise where there is that side.
 
         The gradient passes straight through. TypeError: another dtype; RuntimeError: neither direction is there.
         """
@@ -75,6 +75,8 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         else:
             is_parameter = isinstance(self, torch.nn.Parameter)
             plain = torch.nn.Parameter(new, self.requires_grad) if is_parameter else new.detach()
+            if self.grad is not None:
+                plain.grad = self.grad.to(plain)
             torch.utils.swap_tensors(self, plain)
 
     # Tensor's own methods for these ask for the memory of one dense tensor, which there is none of.
@@ -91,7 +93,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         return all(buffer.is_shared() for buffer in self._buffers() if buffer is not None)
 
     def numpy(self, *, force: bool = False):
-        """The values as an array; of torch's rules those of a plain tensor hold, so no bf16 and nothing with a gradient."""
+        """The values as an array, under the rules of a plain tensor: no bf16, nothing that requires a gradient."""
         return self.dequantize().numpy(force=force)
 
     def tolist(self):

@@ -1,10 +1,10 @@
-"""Behind `NVFP4Tensor.__torch_dispatch__`: the handlers of tensor_moves and tensor_slicing, and a rule for the rest."""
+"""Behind `NVFP4Tensor.__torch_dispatch__`: the handlers of tensor_moves, _slicing and _cat, and a rule for the rest."""
 
 import logging
 
 import torch
 
-from . import operands, tensor_moves, tensor_slicing  # noqa: F401 (they enter their handlers)
+from . import operands, tensor_cat, tensor_moves, tensor_slicing  # noqa: F401 (they enter their handlers)
 from .handlers import TABLE, dense
 from .read_only import DequantizedCopy
 from .tensor import NVFP4Tensor

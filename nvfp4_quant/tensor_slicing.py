@@ -12,7 +12,7 @@ from torch._prims_common import infer_size
 
 from . import ops
 from ._native import _C
-from .handlers import alias, aten, dense, implements, is_transposed
+from .handlers import alias, aten, dense, implements
 from .read_only import DequantizedCopy
 from .tensor import NVFP4Tensor
 
@@ -29,13 +29,13 @@ def _read_only_copy(func, x, *args, **kwargs):
 implements(aten.select.int, aten.unbind.int, aten.expand.default)(_read_only_copy)
 
 
-def _matrix_shape(x: NVFP4Tensor) -> tuple[int, int]:
+def matrix_shape(x: NVFP4Tensor) -> tuple[int, int]:
     """(M, K) of the matrix that the buffers hold."""
     shape = x._layout_shape()
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _is_matrix(x: NVFP4Tensor) -> bool:
+def is_matrix(x: NVFP4Tensor) -> bool:
     """False for `y.view(-1)`, whose buffers are those of y."""
     return tuple(x._layout_shape()) == tuple(x.shape)
 
@@ -45,7 +45,7 @@ def _is_matrix(x: NVFP4Tensor) -> bool:
 
 @implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def _view(func, x, size, *strides):
-    rows, columns = _matrix_shape(x)
+    rows, columns = matrix_shape(x)
     size = tuple(infer_size(tuple(size), x.numel()))
     if size == tuple(x.shape):
         return alias(func, x)
@@ -65,7 +65,7 @@ def _view(func, x, size, *strides):
 @implements(aten.unsqueeze.default)
 def _unsqueeze(func, x, dim):
     dim = dim % (x.ndim + 1)
-    if dim == x.ndim or not _is_matrix(x):
+    if dim == x.ndim or not is_matrix(x):
         return _read_only_copy(func, x, dim)
     return _view(func, x, (*x.shape[:dim], 1, *x.shape[dim:]))
 
@@ -74,7 +74,7 @@ def _unsqueeze(func, x, dim):
 def _squeeze(func, x, dims=None):
     dims = range(x.ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
     dropped = {dim % x.ndim for dim in dims if x.shape[dim] == 1}
-    if x.ndim - 1 in dropped or not _is_matrix(x):
+    if x.ndim - 1 in dropped or not is_matrix(x):
         return DequantizedCopy(torch.squeeze(dense(x), tuple(dropped)))
     return _view(func, x, tuple(n for dim, n in enumerate(x.shape) if dim not in dropped))
 
@@ -142,18 +142,18 @@ def _in_flatten_order(rowwise, columnwise):
     return tuple(buffers[i] for i in range(len(buffers)))
 
 
-def _compact_sides(x: NVFP4Tensor):
+def compact_sides(x: NVFP4Tensor):
     """(data of one line a row, scale_inv in rows and columns, amax) of each side, None for one that is missing."""
     buffers = x._buffers()
     scales = [buffers[side[1]] for side in SIDES]
     if x._settings.optimize_for_gemm:
         scales = ops.swizzle_scales(*scales, inverse=True)
-    for side, lines, scale in zip(SIDES, _matrix_shape(x), scales, strict=True):
+    for side, lines, scale in zip(SIDES, matrix_shape(x), scales, strict=True):
         data = buffers[side[0]]
         yield None if data is None else (data.reshape(lines, data.shape[-1]), scale, buffers[side[2]])
 
 
-def _from_sides(like: NVFP4Tensor, sides, shape) -> NVFP4Tensor:
+def from_sides(like: NVFP4Tensor, sides, shape) -> NVFP4Tensor:
     """A tensor with the settings of `like` from compact sides whose scales have no padding yet."""
     buffers = []
     for columnwise, side in enumerate(sides):
@@ -183,7 +183,7 @@ def _cut_side(side, start: int, end: int, lines_are_cut: bool, row_scaled: bool)
 
 def _cut_axis(x: NVFP4Tensor, dim: int) -> int | None:
     """0 if a range of `dim` is a range of the rows, 1 if of the columns, else None."""
-    if not _is_matrix(x):
+    if not is_matrix(x):
         return None
     if dim == x.ndim - 1:
         return 1
@@ -206,9 +206,9 @@ def _packed_part(x: NVFP4Tensor, dim: int, start: int, end: int) -> NVFP4Tensor 
         return None
     sides = [
         side and _cut_side(side, first, last, axis == columnwise, settings.row_scaled_nvfp4)
-        for columnwise, side in enumerate(_compact_sides(x))
+        for columnwise, side in enumerate(compact_sides(x))
     ]
-    return _from_sides(x, sides, (*x.shape[:dim], end - start, *x.shape[dim + 1 :]))
+    return from_sides(x, sides, (*x.shape[:dim], end - start, *x.shape[dim + 1 :]))
 
 
 @implements(aten.slice.Tensor)
@@ -248,70 +248,3 @@ def _split(func, x, size, dim=0):
         raise ValueError(f"{func}: split_size must be positive, got {size}")
     starts = range(0, max(total, 1), size or 1)
     return [_slice(aten.slice.Tensor, x, dim, start, start + size) for start in starts]
-
-
-# ---- concatenation of rows
-
-
-def _is_real(t: torch.Tensor) -> bool:
-    """Whether a condition may depend on the values of t: not while tracing, faking or capturing a CUDA graph."""
-    return ops.is_eager(t) and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _same_amax(tensors, position: int) -> bool:
-    first, *others = (x._buffers()[position] for x in tensors)
-    return all(x is first or (_is_real(x) and torch.equal(x, first)) for x in others)
-
-
-def _cat_compatible(tensors, dim: int) -> bool:
-    first = tensors[0]
-    return all(
-        isinstance(x, NVFP4Tensor)
-        and x.ndim >= 2
-        and dim % x.ndim == 0
-        and _is_matrix(x)
-        and not is_transposed(x)
-        and (x.dtype, x.device, x.shape[1:]) == (first.dtype, first.device, first.shape[1:])
-        and x._current_settings().options() == first._current_settings().options()
-        for x in tensors
-    )
-
-
-def _cat_rows(sides, columnwise: bool, row_scaled: bool):
-    """One side of the rows of several tensors, each with its number of rows."""
-    data, scales, amaxes = zip(*(side for side, _ in sides), strict=True)
-    rows = [rows for _, rows in sides]
-    if columnwise:
-        scales = [scale[:, : -(-n // ops.BLOCK)] for scale, n in zip(scales, rows, strict=True)]
-        return torch.cat(data, 1), torch.cat(scales, 1), amaxes[0].clone()
-    scales = [scale[:n] for scale, n in zip(scales, rows, strict=True)]
-    return torch.cat(data), torch.cat(scales), torch.cat(amaxes) if row_scaled else amaxes[0].clone()
-
-
-def _packed_cat(tensors, dim: int) -> NVFP4Tensor | None:
-    if not _cat_compatible(tensors, dim):
-        return None
-    first = tensors[0]
-    row_scaled = first._settings.row_scaled_nvfp4
-    rows = [_matrix_shape(x)[0] for x in tensors]
-    aligned = all(n % ops.BLOCK == 0 for n in rows[:-1])
-    # lines with scales of their own can be put together anywhere
-    fits = [row_scaled or (aligned and _same_amax(tensors, ops.ROWWISE[2])), aligned]
-    has = [first._buffers()[side[0]] is not None for side in SIDES]
-    if has[1]:
-        fits[1] = aligned and _same_amax(tensors, ops.COLUMNWISE[2])
-    kept = [there and fit for there, fit in zip(has, fits, strict=True)]
-    if not any(kept) or (not row_scaled and kept != has):
-        return None
-    parts = zip(*(_compact_sides(x) for x in tensors), strict=True)
-    sides = [
-        _cat_rows(list(zip(side, rows, strict=True)), bool(columnwise), row_scaled) if kept[columnwise] else None
-        for columnwise, side in enumerate(parts)
-    ]
-    return _from_sides(first, sides, (sum(x.shape[0] for x in tensors), *first.shape[1:]))
-
-
-@implements(aten.cat.default)
-def _cat(func, tensors, dim=0):
-    packed = _packed_cat(tensors, dim)
-    return func([dense(x) for x in tensors], dim) if packed is None else packed

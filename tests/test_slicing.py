@@ -116,7 +116,7 @@ def test_a_whole_range_shares_the_buffers(device, mode):
     y = make_tensor(mode, device=device)
     wholes = [y[:], y[...], y[0:48], y[:, 0:80], y.narrow(0, 0, 48), y.split(48)[0], y.chunk(1)[0]]
     wholes += [y.as_strided(y.shape, y.stride()), y.as_strided((48, 80), (80, 1), 0), y.view(y.shape), y.view_as(y)]
-    wholes += [torch.split(y, [48])[0], y.expand_as(y) if False else y.detach()]
+    wholes += [torch.split(y, [48])[0], y.detach()]
     x = make_input("bell", y.shape, y.dtype, device, seed=7)
     for whole in wholes:
         assert addresses(whole) == addresses(y)
@@ -243,6 +243,8 @@ def test_t_keeps_the_values(device, mode, shape):
         assert sides == {"rowwise": one == "rowwise", "columnwise": one == "columnwise"}
     assert_same_bytes(y.t().t().dequantize(), d, "twice")
     assert_same_bytes(y.t().clone().dequantize(), d.t(), "clone")
+    assert_same_bytes(y.t().reshape(-1).dequantize(), d.t().reshape(-1), "reshape")
+    assert_same_bytes(y.t()[1:] * 1, d.t()[1:], "part")
 
 
 def test_t_of_one_dimension(device):
@@ -260,6 +262,29 @@ def test_writing_into_a_transposed_tensor(device):
     with pytest.raises(NotImplementedError, match="copy_"):
         both.t().copy_(x)  # would leave the other side behind
     assert_same_tensor(both, before)
+
+
+# ---- what FSDP2 does to a parameter
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_sharding_and_unsharding(device, mode, world):
+    """The operators that `fully_shard` applies, in its order."""
+    y = torch.nn.Parameter(make_tensor(mode, (16 * 6, 40), device=device)).detach()
+    shards = []
+    for shard in torch.chunk(y, world, dim=0):
+        padded = y.new_zeros(shard.size())
+        padded.narrow(0, 0, shard.size(0)).copy_(shard)
+        flat = padded.view(-1)
+        local = padded.narrow(0, 0, shard.size(0))
+        assert addresses(flat) == addresses(local) == addresses(padded)
+        assert_same_tensor(local, shard)
+        shards.append(torch.nn.Parameter(local))
+    whole = torch.cat([shard.detach() for shard in shards])
+    out = torch.as_strided(whole, y.size(), y.stride(), storage_offset=0)
+    assert_same_tensor(out, y)
+    assert type(torch.nn.Parameter(out)) is NVFP4Tensor
 
 
 # ---- cat

@@ -210,6 +210,27 @@ def test_module_to_dtype(device):
     assert_same_bytes(layer.weight.data, want.dequantize(dtype=torch.float32).double(), "weight")
 
 
+def test_gradients_move_with_a_module(device):
+    layer = make_linear(device)
+    layer(torch.ones(2, 80, device=device, dtype=torch.bfloat16)).sum().backward()
+    want = layer.weight.grad.clone()
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        layer.to(dtype)
+        assert layer.weight.dtype == dtype
+        assert_same_bytes(layer.weight.grad, want.to(dtype), "grad")
+
+
+def test_shared_memory(device):
+    if device.type == "cuda":
+        pytest.skip("CUDA memory always counts as shared")
+    layer = make_linear(device)
+    want = layer.weight.clone()
+    assert not layer.weight.is_shared()
+    layer.share_memory()
+    assert layer.weight.is_shared() and all(b.is_shared() for b in buffers(layer.weight))
+    assert_same_tensor(layer.weight, want)
+
+
 @pytest.mark.cuda
 def test_module_to_device(device):
     layer = make_linear("cpu")
