@@ -1,7 +1,9 @@
 """The native library beside the oracle: every mode of the contract, and how to run both."""
 
+import itertools
+
 import torch
-from helpers import assert_same_buffers, buffers_of, reference
+from helpers import USAGES, assert_same_buffers, buffers_of, reference
 from torch.profiler import ProfilerActivity, profile
 
 from nvfp4_quant import NVFP4Quantizer
@@ -39,6 +41,23 @@ MODES = {
     "4over6_row_scaled": _4OVER6 | _ROW,
     "4over6_row_scaled_256_mse": _4OVER6 | _ROW | _256 | _MSE,
 }
+
+
+SWIZZLED = {"optimize_for_gemm": True}
+
+
+def usage_options(usage: tuple[bool, bool]) -> dict:
+    return {"rowwise": usage[0], "columnwise": usage[1]}
+
+
+def usage_id(usage: tuple[bool, bool]) -> str:
+    return "+".join(name for name, wanted in zip(("row", "column"), usage, strict=True) if wanted)
+
+
+def every_layout(options: dict):
+    """The options with each usage, compact and swizzled."""
+    for usage, swizzled in itertools.product(USAGES, (False, True)):
+        yield options | usage_options(usage) | {"optimize_for_gemm": swizzled}
 
 
 def rng_of(options: dict) -> tuple[int, int] | None:

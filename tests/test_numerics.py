@@ -1,5 +1,8 @@
 """The rounding rules of csrc/numerics/, exhaustively: against the oracle, ml_dtypes and the contract."""
 
+import shutil
+import subprocess
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -37,6 +40,52 @@ def ml_encode(x: torch.Tensor, dtype) -> torch.Tensor:
 
 def random_bytes_like(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, 256, x.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- CUDA's own conversions on the host
+
+CONVERTER = """
+#include <cstdio>
+#include <cuda_fp4.h>
+#include <cuda_fp8.h>
+
+int main() {
+  float x;
+  while (fread(&x, sizeof x, 1, stdin) == 1) {
+    putchar(__nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest));
+    putchar(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def converter(tmp_path_factory):
+    """A program of CUDA's headers alone: float32 numbers in, an E2M1 and an E4M3 byte for each out."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    folder = tmp_path_factory.mktemp("converter")
+    (folder / "converter.cpp").write_text(CONVERTER)
+    command = [nvcc, "-o", folder / "converter", folder / "converter.cpp"]
+    compiled = subprocess.run(command, capture_output=True, text=True)
+    if "cuda_fp4.h" in compiled.stderr:
+        pytest.skip("a CUDA toolkit without FP4")
+    assert compiled.returncode == 0, compiled.stderr
+    return folder / "converter"
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+def test_cuda_headers_agree(converter, dtype):
+    """Every 16-bit value, NaNs and infinities too, and the neighbours of the midpoints."""
+    at = torch.tensor(MIDPOINTS)
+    near = torch.cat([torch.nextafter(at, torch.tensor(toward)) for toward in (0.0, INF)])
+    x = torch.cat([VALUES[dtype], near, -near])
+    output = subprocess.run([converter], input=x.numpy().tobytes(), capture_output=True, check=True).stdout
+    e2m1, e4m3 = torch.frombuffer(bytearray(output), dtype=torch.uint8).reshape(-1, 2).unbind(1)
+    assert_same_bytes(numerics.encode_e2m1(x), e2m1, "E2M1")
+    scale = ~x.signbit() | x.isnan()
+    assert_same_bytes(numerics.encode_e4m3(x[scale]), e4m3[scale], "E4M3")
 
 
 # ---- E2M1

@@ -9,20 +9,18 @@ from helpers import BUFFERS, USAGES, assert_same_buffers, assert_same_bytes, buf
 from native import (
     MODES,
     RNG_STATE,
+    SWIZZLED,
     native_quantizer,
     oracle,
     poisoned_buffers,
     public_quantizer,
     rng_of,
+    usage_id,
+    usage_options,
 )
 
 from nvfp4_quant import NVFP4Quantizer
-
-SWIZZLED = {"optimize_for_gemm": True}
-
-
-def usage_options(usage) -> dict:
-    return {"rowwise": usage[0], "columnwise": usage[1]}
+from nvfp4_quant._native import _C
 
 
 def update(q, x, y, **keywords):
@@ -40,7 +38,6 @@ def frozen(y) -> dict:
 # ---- buffers
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize("swizzled", [False, True], ids=["compact", "swizzled"])
 @pytest.mark.parametrize("mode", MODES)
 def test_every_byte_of_poisoned_buffers_is_written(mode, swizzled, device, schedule):
@@ -58,6 +55,11 @@ def test_buffer_shapes_and_empty_agree_with_the_oracle(device):
         options = MODES[mode] | usage_options(usage)
         want = oracle(torch.zeros(shape), options)
         q = native_quantizer(options)
+        for side in reference.SIDES:
+            if want[f"{side}_scale_inv"] is not None:
+                assert tuple(_C.scale_shape(shape, side == "columnwise")) == tuple(want[f"{side}_scale_inv"].shape)
+        if want["columnwise_data"] is not None:
+            assert tuple(_C.columnwise_shape(shape)) == tuple(want["columnwise_data"].shape)
         shapes = dict(zip(BUFFERS, q.buffer_shapes(shape), strict=True))
         for name, t in buffers_of(q.empty(shape, device)).items():
             assert (t is None) == (want[name] is None) == (shapes[name] is None)
@@ -112,7 +114,7 @@ def test_input_that_shares_storage_with_a_buffer_is_refused(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("usage", USAGES, ids=str)
+@pytest.mark.parametrize("usage", USAGES, ids=usage_id)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_maximum_that_falls_reaches_zero_and_rises(mode, usage, dtype, device):
     options = MODES[mode] | usage_options(usage)
