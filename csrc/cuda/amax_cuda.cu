@@ -81,11 +81,11 @@ __device__ __forceinline__ TileAmax tiles_amax(const AmaxParams& params) {
                          params.with_rht, params.sign_mask,  params.row_scaled};
   TileAmax amax = {0.0F, 0.0F};
   for (uint32_t i = blockIdx.x; i < grid.count(); i += gridDim.x) {
-    const TileOrigin origin = tile_origin<D>(i, grid);
-    load_tile<D>(params.x, aligned, origin, tile);
+    const TilePlace place = tile_place(i, grid);
+    load_tile<D>(params.x, aligned, place, tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    const TileAmax one = tile_amax<D>(task, origin, tile);
+    const TileAmax one = tile_amax<D>(task, place, tile);
     amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
     __syncthreads();
   }
@@ -128,6 +128,13 @@ MatrixView longest_rows(MatrixView x) {
 constexpr int kBlocksPerMultiprocessor = 16;
 
 }  // namespace
+
+bool device_has_code_cuda() {
+  cudaFuncAttributes attributes;
+  if (cudaFuncGetAttributes(&attributes, zero_amax_kernel) == cudaSuccess) return true;
+  cudaGetLastError();  // so that the next caller does not meet this error
+  return false;
+}
 
 void zero_amax_cuda(const AmaxParams& params, Stream stream) {
   const int64_t rows = params.rowwise == nullptr ? 0 : params.row_scaled ? params.x.rows : 1;

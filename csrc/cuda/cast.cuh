@@ -28,47 +28,71 @@ __device__ inline Philox unpack(const PhiloxSource& source) {
   return {uint64_t(*source.seed_pointer), source.offset + uint64_t(*source.offset_pointer)};
 }
 
-// One direction of the tensor: its layout, its buffers, its amax unless every line has its own.
-struct Direction {
-  DirectionLayout<int64_t> layout;
-  DirectionBuffers buffers;
-  LineScale tensor;
-  const float* multiplier;
-  bool columnwise;
+// How much of tile t along one axis holds data: everything, the rest, nothing.
+struct TileExtent {
+  uint32_t unit;
+  uint32_t full;
+  uint32_t rest;
+  __device__ TileExtent(int64_t length, uint32_t tile_length)
+      : unit(tile_length), full(uint32_t(length / tile_length)), rest(uint32_t(length % tile_length)) {}
+  __device__ __forceinline__ uint32_t at(uint32_t t) const { return t < full ? unit : t == full ? rest : 0U; }
 };
 
-__device__ __forceinline__ int clamp_extent(int64_t left, int extent) {
-  return int(max(int64_t(0), min(left, int64_t(extent))));
-}
+// One direction of the tensor, its buffers in tiles of Lines lines x Blocks blocks, and its amax unless every line has its
+// own.
+template <int Lines, int Blocks>
+struct Direction {
+  DirectionBuffers buffers;
+  TileExtent lines;
+  TileExtent blocks;
+  uint32_t line_blocks;
+  uint32_t scale_blocks;
+  LineScale tensor;
+  const float* multiplier;
 
-// Writes the staged bytes of a tile, and zero for what lies in the padding of the buffer. Words: four blocks of a line.
-template <int Lines, int Words>
-__device__ __forceinline__ void write_scales(const Direction& direction, int64_t line, int64_t block, bool swizzled,
-                                             const uint8_t* stage) {
-  const int64_t scale_blocks = direction.layout.scale_blocks();
-  const int lines = clamp_extent(direction.layout.lines - line, Lines);
-  const int blocks = clamp_extent(direction.layout.blocks() - block, Words * kScaleBlockAlign);
-  const int padded_lines = clamp_extent(direction.layout.scale_lines() - line, Lines);
-  const int padded_blocks = clamp_extent(scale_blocks - block, Words * kScaleBlockAlign);
-  uint8_t* scale = direction.buffers.scale + scale_offset(line, block, scale_blocks, swizzled);
-#pragma unroll
-  for (int i = threadIdx.x; i < Lines * Words; i += kThreads) {
-    const int l = i / Words;
-    const int b = i % Words * kScaleBlockAlign;
-    if (l >= padded_lines || b >= padded_blocks) continue;
-    uint32_t word = reinterpret_cast<const uint32_t*>(stage)[i];
-    if (blocks - b < kScaleBlockAlign) word &= (1U << (8 * max(0, blocks - b))) - 1U;
-    if (l >= lines) word = 0U;
-    *reinterpret_cast<uint32_t*>(scale + scale_offset(l, b, scale_blocks, swizzled)) = word;
+  __device__ Direction(const DirectionLayout<int64_t>& layout, const DirectionBuffers& direction_buffers,
+                       const float* multipliers)
+      : buffers(direction_buffers),
+        lines(layout.lines, Lines),
+        blocks(layout.blocks(), Blocks),
+        line_blocks(uint32_t(layout.blocks())),
+        scale_blocks(uint32_t(layout.scale_blocks())),
+        tensor{},
+        multiplier(multipliers) {}
+
+  __device__ __forceinline__ uint64_t line(uint32_t line_tile, uint32_t l) const {
+    return uint64_t(line_tile) * Lines + l;
   }
-}
+  // Block (l, b) of a tile, counted along the lines of the tensor.
+  __device__ __forceinline__ uint64_t block_index(uint32_t line_tile, uint32_t block_tile, uint32_t l,
+                                                  uint32_t b) const {
+    return line(line_tile, l) * line_blocks + (block_tile * Blocks + b);
+  }
+
+  // Writes the staged bytes of a tile, and zero for what lies in the padding of the buffer.
+  __device__ __forceinline__ void write_scales(uint32_t line_tile, uint32_t block_tile, bool swizzled,
+                                               const uint8_t* stage) const {
+    constexpr uint32_t kWords = Blocks / kScaleBlockAlign;
+    constexpr uint32_t kUnit = kScaleBlockAlign;
+    const uint32_t l = threadIdx.x / kWords;
+    const uint32_t b = threadIdx.x % kWords * kUnit;
+    if (l >= Lines || block_tile * Blocks + b >= scale_blocks) return;
+    const uint32_t held = blocks.at(block_tile);
+    uint32_t word = reinterpret_cast<const uint32_t*>(stage)[threadIdx.x];
+    if (held < b + kUnit) word = held <= b ? 0U : word & ((1U << (8 * (held - b))) - 1U);
+    if (l >= lines.at(line_tile)) word = 0U;
+    const uint64_t origin = scale_offset(line(line_tile, 0), block_tile * Blocks, scale_blocks, swizzled);
+    *reinterpret_cast<uint32_t*>(buffers.scale + origin + scale_offset(l, b, scale_blocks, swizzled)) = word;
+  }
+};
 
 template <Rounding R, bool RowScaled>
 struct Caster {
   const QuantizeParams& params;
   Philox philox;
 
-  __device__ __forceinline__ LineScale line_scale(const Direction& direction, int64_t line) const {
+  template <class AnyDirection>
+  __device__ __forceinline__ LineScale line_scale(const AnyDirection& direction, uint64_t line) const {
     if constexpr (RowScaled) {
       const float amax = __ldcg(direction.buffers.amax + line);
       return {amax, tensor_scale(amax, params.e4m3_max)};
@@ -88,72 +112,59 @@ struct Caster {
     }
   }
 
-  // Steps 6 and 7.
+  // Steps 6 and 7 of the block `index`, counted along the lines.
   template <class Block>
-  __device__ __forceinline__ uint2 codes(const Direction& direction, int64_t line, int64_t block, const Block& x,
-                                         uint32_t byte, const LineScale& scale) const {
-    const float multiplier =
-        RowScaled ? element_multiplier(decode_e4m3(byte), scale.scale.decode) : direction.multiplier[byte];
+  __device__ __forceinline__ uint2 codes(const Block& x, uint32_t byte, const LineScale& line, const float* multipliers,
+                                         uint64_t index, bool columnwise) const {
+    const float multiplier = RowScaled ? element_multiplier(decode_e4m3(byte), line.scale.decode) : multipliers[byte];
     PhiloxBlock random{};
     if constexpr (R == Rounding::kStochastic) {
-      const uint64_t index = uint64_t(line) * direction.layout.blocks() + block;
-      random = block_random_bytes(philox.seed, philox.offset, index, direction.columnwise);
+      random = block_random_bytes(philox.seed, philox.offset, index, columnwise);
     }
     return encode_block<R>(x, byte, multiplier, random);
   }
 };
 
-template <DType D, Rounding R, bool RowScaled>
-__device__ __forceinline__ void cast_rows(const Caster<R, RowScaled>& caster, const Direction& direction,
-                                          TileOrigin origin, const uint8_t* tile, const CastShared& shared,
+template <DType D, Rounding R, bool RowScaled, class RowDirection>
+__device__ __forceinline__ void cast_rows(const Caster<R, RowScaled>& caster, const RowDirection& direction,
+                                          TilePlace place, const uint8_t* tile, const CastShared& shared,
                                           ScaleStage& stage) {
-  constexpr int kBlocks = kTileColBlocks<D>;
-  constexpr int kStep = kThreads / kBlocks;
-  const int64_t line_bytes = direction.layout.line_bytes();
-  const int block_in_tile = threadIdx.x % kBlocks;
-  const int64_t block = origin.col / kBlock + block_in_tile;
-  if (block >= direction.layout.blocks()) return;
-  const int rows = clamp_extent(direction.layout.lines - origin.row, kTileRows);
-  int row = threadIdx.x / kBlocks;
-  uint8_t* data = direction.buffers.data + (origin.row + row) * line_bytes + block * kBlockBytes;
+  constexpr uint32_t kBlocks = kTileColBlocks<D>;
+  constexpr uint32_t kStep = kThreads / kBlocks;
+  const uint32_t block = threadIdx.x % kBlocks;
+  if (block >= direction.blocks.at(place.col)) return;
+  const uint32_t rows = direction.lines.at(place.row);
+  uint32_t row = threadIdx.x / kBlocks;
+  uint64_t index = direction.block_index(place.row, place.col, row, block);
 #pragma unroll 1
-  for (; row < rows; row += kStep, data += kStep * line_bytes) {
-    const RowBlock<D> x(tile, row, block_in_tile);
-    const LineScale scale = caster.line_scale(direction, origin.row + row);
+  for (; row < rows; row += kStep, index += uint64_t(kStep) * direction.line_blocks) {
+    const RowBlock<D> x(tile, row, block);
+    const LineScale scale = caster.line_scale(direction, direction.line(place.row, row));
     uint32_t byte;
     if (caster.params.two_d) {
-      byte = shared.tile_byte[row / kBlock][block_in_tile];
+      byte = shared.tile_byte[row / kBlock][block];
     } else {
       const auto max = [](auto a, auto b) { return Element<D>::max_spread_nan(a, b); };
       byte = caster.scale_byte(x, pair_max_spread_nan<D>(x.reduce(max)), scale);
     }
-    stage.rowwise[row * kBlocks + block_in_tile] = uint8_t(byte);
-    __stcs(reinterpret_cast<uint2*>(data), caster.codes(direction, origin.row + row, block, x, byte, scale));
+    stage.rowwise[row * kBlocks + block] = uint8_t(byte);
+    const uint2 codes = caster.codes(x, byte, scale, direction.multiplier, index, false);
+    __stcs(reinterpret_cast<uint2*>(direction.buffers.data + index * kBlockBytes), codes);
   }
 }
 
-// One column of a pair, untransformed or transformed.
-template <class Block, Rounding R, bool RowScaled>
-__device__ __forceinline__ void cast_column(const Caster<R, RowScaled>& caster, const Direction& direction, int64_t line,
-                                            int64_t block, const Block& x, uint32_t byte, const LineScale& scale,
-                                            uint8_t* data, uint8_t* stage) {
-  *stage = uint8_t(byte);
-  __stcs(reinterpret_cast<uint2*>(data), caster.codes(direction, line, block, x, byte, scale));
-}
-
-template <DType D, Rounding R, bool WithRht, bool RowScaled>
-__device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster, const Direction& direction,
-                                             TileOrigin origin, const uint8_t* tile, const CastShared& shared,
+template <DType D, Rounding R, bool WithRht, bool RowScaled, class ColumnDirection>
+__device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster, const ColumnDirection& direction,
+                                             TilePlace place, const uint8_t* tile, const CastShared& shared,
                                              ScaleStage& stage) {
   const QuantizeParams& params = caster.params;
-  const int64_t line_bytes = direction.layout.line_bytes();
   const ColumnLane lane;
-  const int64_t block = origin.row / kBlock + lane.row_block;
-  const bool in_line = block < direction.layout.blocks();
-  int col = threadIdx.x / 32 * kBlock + lane.pair * 2;
-  uint8_t* data = direction.buffers.data + (origin.col + col) * line_bytes + block * kBlockBytes;
+  const bool in_line = lane.row_block < direction.blocks.at(place.row);
+  const uint32_t cols = direction.lines.at(place.col);
+  uint32_t col = threadIdx.x / 32 * kBlock + lane.pair * 2;
+  uint64_t index = direction.block_index(place.col, place.row, col, lane.row_block);
 #pragma unroll 1
-  for (; col < kTileCols<D>; col += kWarps * kBlock, data += kWarps * kBlock * line_bytes) {
+  for (; col < kTileCols<D>; col += kWarps * kBlock, index += uint64_t(kWarps) * kBlock * direction.line_blocks) {
     const ColumnPair<D> x(tile, lane.row_block, col);
     const auto pair_max = x.reduce([](auto a, auto b) { return Element<D>::max_spread_nan(a, b); });
     const auto float_max = [](float a, float b) { return ptx::max_spread_nan_f32(a, b); };
@@ -169,22 +180,24 @@ __device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster,
     if (!in_line) continue;
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      const int64_t line = origin.col + col + which;
-      if (line >= direction.layout.lines) continue;
+      if (col + which >= cols) continue;
+      const uint64_t block_index = index + (which == 0 ? 0U : direction.line_blocks);
       const ColumnBlock<D> column{x, which};
-      const LineScale scale = caster.line_scale(direction, line);
-      uint8_t* staged = stage.columnwise + (col + which) * kTileRowBlocks + lane.row_block;
-      uint8_t* target = data + which * line_bytes;
+      const LineScale scale = caster.line_scale(direction, direction.line(place.col, col + which));
+      uint32_t byte;
+      uint2 codes;
       if constexpr (WithRht) {
         const TransformedBlock y(column, params.sign_mask);
-        const float block_max = params.two_d ? tile_max : y.reduce(float_max);
-        cast_column(caster, direction, line, block, y, caster.scale_byte(y, block_max, scale), scale, target, staged);
+        byte = caster.scale_byte(y, params.two_d ? tile_max : y.reduce(float_max), scale);
+        codes = caster.codes(y, byte, scale, direction.multiplier, block_index, true);
       } else {
         const float block_max = which == 0 ? Element<D>::low(pair_max) : Element<D>::high(pair_max);
-        const uint32_t byte = params.two_d ? uint32_t(shared.tile_byte[lane.row_block][col / kBlock])
-                                           : caster.scale_byte(column, block_max, scale);
-        cast_column(caster, direction, line, block, column, byte, scale, target, staged);
+        byte = params.two_d ? uint32_t(shared.tile_byte[lane.row_block][col / kBlock])
+                            : caster.scale_byte(column, block_max, scale);
+        codes = caster.codes(column, byte, scale, direction.multiplier, block_index, true);
       }
+      stage.columnwise[(col + which) * kTileRowBlocks + lane.row_block] = uint8_t(byte);
+      __stcs(reinterpret_cast<uint2*>(direction.buffers.data + block_index * kBlockBytes), codes);
     }
   }
 }
@@ -221,14 +234,14 @@ __device__ inline void choose_tile_bytes(const QuantizeParams& params, const Lin
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
 struct TensorCast {
   Caster<R, RowScaled> caster;
-  Direction rowwise;
-  Direction columnwise;
+  Direction<kTileRows, kTileColBlocks<D>> rowwise;
+  Direction<kTileCols<D>, kTileRowBlocks> columnwise;
 
   // Fills the tables: a barrier must follow. Amaxes are unused if row-scaled.
   __device__ TensorCast(const QuantizeParams& params, float amax_rowwise, float amax_columnwise, CastShared& shared)
       : caster{params, R == Rounding::kStochastic ? unpack(params.random) : Philox{}},
-        rowwise{{params.x.rows, params.x.cols}, params.rowwise, {}, shared.multiplier[0], false},
-        columnwise{{params.x.cols, params.x.rows}, params.columnwise, {}, shared.multiplier[WithRht ? 1 : 0], true} {
+        rowwise({params.x.rows, params.x.cols}, params.rowwise, shared.multiplier[0]),
+        columnwise({params.x.cols, params.x.rows}, params.columnwise, shared.multiplier[WithRht ? 1 : 0]) {
     if constexpr (RowScaled) return;
     rowwise.tensor = {amax_rowwise, tensor_scale(amax_rowwise, params.e4m3_max)};
     columnwise.tensor = WithRht ? LineScale{amax_columnwise, tensor_scale(amax_columnwise, params.e4m3_max)}
@@ -240,25 +253,20 @@ struct TensorCast {
 
   // Called by the whole block with a complete tile. A barrier must follow before the tile is overwritten, and before the
   // stage is written out.
-  __device__ __forceinline__ void cast(TileOrigin origin, const uint8_t* tile, CastShared& shared,
+  __device__ __forceinline__ void cast(TilePlace place, const uint8_t* tile, CastShared& shared,
                                        ScaleStage& stage) const {
     if (caster.params.two_d) {
       choose_tile_bytes<D, R>(caster.params, rowwise.tensor, tile, shared);
       __syncthreads();
     }
-    if (rowwise.buffers.data != nullptr) cast_rows<D>(caster, rowwise, origin, tile, shared, stage);
-    if (columnwise.buffers.data != nullptr) cast_columns<D, R, WithRht>(caster, columnwise, origin, tile, shared, stage);
+    if (rowwise.buffers.data != nullptr) cast_rows<D>(caster, rowwise, place, tile, shared, stage);
+    if (columnwise.buffers.data != nullptr) cast_columns<D, R, WithRht>(caster, columnwise, place, tile, shared, stage);
   }
 
-  __device__ __forceinline__ void write_out(TileOrigin origin, const ScaleStage& stage) const {
+  __device__ __forceinline__ void write_out(TilePlace place, const ScaleStage& stage) const {
     const bool swizzled = caster.params.swizzled;
-    if (rowwise.buffers.data != nullptr) {
-      write_scales<kTileRows, kTileColBlocks<D> / kScaleBlockAlign>(rowwise, origin.row, origin.col / kBlock, swizzled,
-                                                                    stage.rowwise);
-    }
-    if (columnwise.buffers.data != nullptr) {
-      write_scales<kTileCols<D>, 1>(columnwise, origin.col, origin.row / kBlock, swizzled, stage.columnwise);
-    }
+    if (rowwise.buffers.data != nullptr) rowwise.write_scales(place.row, place.col, swizzled, stage.rowwise);
+    if (columnwise.buffers.data != nullptr) columnwise.write_scales(place.col, place.row, swizzled, stage.columnwise);
   }
 };
 

@@ -13,12 +13,13 @@ namespace {
 
 constexpr int kSlots = 2;
 
-// The tiles of one block, numbered 0 .. count - 1, each in slot i % kSlots.
+// The tiles of one block: every gridDim.x-th of the grid, each in the slot after that of the tile before.
 template <DType D>
 struct Ring {
   const MatrixView& x;
   uint8_t* slots;
   TileGrid grid;
+  TilePlace step;
   int count;
   bool aligned;
 
@@ -26,40 +27,54 @@ struct Ring {
       : x(matrix),
         slots(memory),
         grid(tile_grid<D>(matrix)),
+        step(tile_place(gridDim.x, grid)),
         count(int((grid.count() - blockIdx.x + gridDim.x - 1) / gridDim.x)),
         aligned(has_aligned_rows<D>(matrix)) {}
 
-  __device__ __forceinline__ TileOrigin origin(int i) const { return tile_origin<D>(blockIdx.x + i * gridDim.x, grid); }
   __device__ __forceinline__ uint8_t* slot(int i) const { return slots + i % kSlots * kTileBytes; }
 
+  __device__ __forceinline__ TilePlace after(TilePlace place) const {
+    place.row += step.row;
+    place.col += step.col;
+    if (place.col < grid.cols) return place;
+    return {place.row + 1, place.col - grid.cols};
+  }
+  __device__ __forceinline__ TilePlace before(TilePlace place) const {
+    place.row -= step.row;
+    if (place.col >= step.col) return {place.row, place.col - step.col};
+    return {place.row - 1, place.col + grid.cols - step.col};
+  }
+
   // Always closes one group of copies, so that the groups can be counted.
-  __device__ __forceinline__ void load(int i) const {
+  __device__ __forceinline__ void load(int i, TilePlace place) const {
     if (i >= 0 && i < count) {
-      load_tile<D>(x, aligned, origin(i), slot(i));
+      load_tile<D>(x, aligned, place, slot(i));
     } else {
       ptx::copy_async_commit();
     }
   }
 };
 
-// The block's share of the amaxes; afterwards the last kSlots tiles are in the ring.
+// The block's share of the amaxes. Afterwards the last kSlots tiles are in the ring; `place` becomes that of the last one.
 template <DType D, bool WithRht>
-__device__ __forceinline__ TileAmax ring_amax(const Ring<D>& ring, const AmaxTask& task) {
+__device__ __forceinline__ TileAmax ring_amax(const Ring<D>& ring, const AmaxTask& task, TilePlace& place) {
   const bool own_chunks = ring.aligned && !WithRht && !task.row_scaled;
+  TilePlace ahead = place;
+  for (int i = 0; i < kSlots; ++i, ahead = ring.after(ahead)) ring.load(i, ahead);
   TileAmax amax = {0.0F, 0.0F};
-  for (int i = 0; i < ring.count; ++i) {
+  for (int i = 0;; ++i, place = ring.after(place), ahead = ring.after(ahead)) {
     ptx::copy_async_wait<kSlots - 1>();
     if (own_chunks) {
       amax.rowwise = fmaxf(amax.rowwise, own_chunks_amax<D>(ring.slot(i)));
     } else {
       __syncthreads();
-      const TileAmax one = tile_amax<D>(task, ring.origin(i), ring.slot(i));
+      const TileAmax one = tile_amax<D>(task, place, ring.slot(i));
       amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
       __syncthreads();
     }
-    ring.load(i + kSlots);
+    ring.load(i + kSlots, ahead);
+    if (i + 1 == ring.count) return amax;
   }
-  return amax;
 }
 
 // The largest of what every block wrote to scratch.
@@ -97,14 +112,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
 
   // 1. The amax.
   const Ring<D> ring(params.x, memory);
-  for (int i = 0; i < kSlots; ++i) ring.load(i);
+  TilePlace place = tile_place(blockIdx.x, ring.grid);
   const AmaxTask task = {params.rowwise.amax, params.columnwise.amax, params.x.rows,    params.x.cols,
                          WithRht,             params.sign_mask,       RowScaled};
   if constexpr (RowScaled) {
     zero_lines(task);
     whole_grid.sync();
   }
-  TileAmax amax = ring_amax<D, WithRht>(ring, task);
+  TileAmax amax = ring_amax<D, WithRht>(ring, task, place);
   if constexpr (!RowScaled) {
     amax.rowwise = block_max_ignore_nan<kWarps>(amax.rowwise, reduction);
     if (WithRht) amax.columnwise = block_max_ignore_nan<kWarps>(amax.columnwise, reduction);
@@ -127,17 +142,22 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
 
   // 3. The cast. Behind each barrier the slot of the tile before is free for the next load, and its scales are complete.
   const TensorCast<D, R, WithRht, RowScaled> tensor(params, amax.rowwise, amax.columnwise, shared);
+  static_assert(kSlots == 2);
+  TilePlace done = place;
   for (int i = ring.count - 1; i >= 0; --i) {
-    ptx::copy_async_wait<kSlots - 2>();
+    const TilePlace next = ring.before(place);
+    ptx::copy_async_wait<0>();
     __syncthreads();
     if (i + 1 < ring.count) {
-      ring.load(i + 1 - kSlots);
-      tensor.write_out(ring.origin(i + 1), stage[(i + 1) % 2]);
+      ring.load(i - 1, next);
+      tensor.write_out(done, stage[(i + 1) % 2]);
     }
-    tensor.cast(ring.origin(i), ring.slot(i), shared, stage[i % 2]);
+    tensor.cast(place, ring.slot(i), shared, stage[i % 2]);
+    done = place;
+    place = next;
   }
   __syncthreads();
-  tensor.write_out(ring.origin(0), stage[0]);
+  tensor.write_out(done, stage[0]);
 }
 
 template <class F>

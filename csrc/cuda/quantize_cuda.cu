@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
   __shared__ alignas(16) uint8_t tile[kTileBytes];
   __shared__ CastShared shared;
   __shared__ ScaleStage stage;
-  const TileOrigin origin = tile_origin<D>(blockIdx.x, tile_grid<D>(params.x));
-  load_tile<D>(params.x, has_aligned_rows<D>(params.x), origin, tile);
+  const TilePlace place = tile_place(blockIdx.x, tile_grid<D>(params.x));
+  load_tile<D>(params.x, has_aligned_rows<D>(params.x), place, tile);
 
   float rowwise = 0.0F;
   float columnwise = 0.0F;
@@ -37,9 +37,9 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constan
   }
   ptx::copy_async_wait<0>();
   __syncthreads();
-  tensor.cast(origin, tile, shared, stage);
+  tensor.cast(place, tile, shared, stage);
   __syncthreads();
-  tensor.write_out(origin, stage);
+  tensor.write_out(place, stage);
 }
 
 __global__ void write_amax_kernel(const __grid_constant__ QuantizeParams params) {

@@ -38,14 +38,21 @@ __host__ __device__ inline TileGrid tile_grid(const MatrixView& x) {
           uint32_t(round_up(x.cols, kScaleLineAlign) / kTileCols<D>)};
 }
 
+// A tile by its place in the grid, and its first element.
+struct TilePlace {
+  uint32_t row;
+  uint32_t col;
+};
 struct TileOrigin {
   int64_t row;
   int64_t col;
 };
-
+__device__ __forceinline__ TilePlace tile_place(uint32_t index, const TileGrid& grid) {
+  return {index / grid.cols, index % grid.cols};
+}
 template <DType D>
-__device__ __forceinline__ TileOrigin tile_origin(uint32_t index, const TileGrid& grid) {
-  return {int64_t(index / grid.cols) * kTileRows, int64_t(index % grid.cols) * kTileCols<D>};
+__device__ __forceinline__ TileOrigin tile_origin(TilePlace place) {
+  return {int64_t(place.row) * kTileRows, int64_t(place.col) * kTileCols<D>};
 }
 
 template <DType D>
@@ -127,7 +134,8 @@ __device__ __noinline__ void load_strided_tile(const MatrixView& x, TileOrigin o
 // Starts to load a tile and closes a group of asynchronous copies; the tile is complete once every thread has waited for
 // its group and passed a barrier.
 template <DType D>
-__device__ __forceinline__ void load_tile(const MatrixView& x, bool aligned, TileOrigin origin, uint8_t* tile) {
+__device__ __forceinline__ void load_tile(const MatrixView& x, bool aligned, TilePlace place, uint8_t* tile) {
+  const TileOrigin origin = tile_origin<D>(place);
   if (!aligned) {
     load_strided_tile<D>(x, origin, tile);
   } else if (origin.row + kTileRows <= x.rows && origin.col + kTileCols<D> <= x.cols) {

@@ -38,7 +38,8 @@ struct AmaxTask {
 
 // This thread's share of both amaxes of a complete tile.
 template <DType D>
-__device__ inline TileAmax tile_amax(const AmaxTask& task, TileOrigin origin, const uint8_t* tile) {
+__device__ inline TileAmax tile_amax(const AmaxTask& task, TilePlace place, const uint8_t* tile) {
+  const TileOrigin origin = tile_origin<D>(place);
   const ColumnLane lane;
   TileAmax amax = {0.0F, 0.0F};
   const auto max = [](auto a, auto b) { return Element<D>::max_ignore_nan(a, b); };

@@ -36,11 +36,11 @@ struct DirectionLayout {
 // Byte of the scale of (line, block) in a buffer with `scale_blocks` (padded) blocks a line. Four neighbouring blocks
 // (block / 4) always form one aligned 32-bit word. Offsets add up: that of an origin whose line is a multiple of 64 and
 // whose block is one of 4, plus that of a place less than 64 lines from it (128 from a multiple of 128), is the whole.
-NVFP4_HD constexpr int64_t scale_offset(int64_t line, int64_t block, int64_t scale_blocks, bool swizzled) {
+NVFP4_HD constexpr uint64_t scale_offset(uint64_t line, uint32_t block, uint32_t scale_blocks, bool swizzled) {
   if (!swizzled) return line * scale_blocks + block;
-  const int64_t tile = (line / kScaleLineAlign) * (scale_blocks / kScaleBlockAlign) + block / kScaleBlockAlign;
-  const int64_t within = (line % 32) * 16 + (line % kScaleLineAlign) / 32 * 4 + block % kScaleBlockAlign;
-  return tile * kScaleTileBytes + within;
+  const uint64_t tile = (line / kScaleLineAlign) * (scale_blocks / kScaleBlockAlign) + block / kScaleBlockAlign;
+  const uint32_t row = uint32_t(line) % kScaleLineAlign;
+  return tile * kScaleTileBytes + (row % 32) * 16 + row / 32 * 4 + block % kScaleBlockAlign;
 }
 
 static_assert(round_up(17, 16) == 32 && round_up(int64_t(0), 128) == 0);
