@@ -1,10 +1,12 @@
 """The native library beside the oracle: every mode of the contract, and how to run both."""
 
 import itertools
+import time
 
 import torch
 from helpers import USAGES, assert_same_buffers, buffers_of, reference
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from nvfp4_quant import NVFP4Quantizer
 from nvfp4_quant._native import _C
@@ -100,12 +102,18 @@ def poisoned_buffers(quantizer, shape, device) -> tuple:
     return buffers
 
 
-def gpu_operations(call) -> list[str]:
-    """Names of the GPU operations (kernels, copies, memsets) of one call, in order, after a first call to warm up."""
-    call()
+def gpu_operations(*calls) -> list[list[str]]:
+    """Names of the GPU operations (kernels, copies, memsets) of each call, in order; all calls are made twice."""
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        call()
-        torch.cuda.synchronize()
-    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    return [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
+        for i, call in enumerate(calls):
+            with record_function(f"call {i}"):
+                time.sleep(1e-3)  # host and device clocks differ a little
+                call()
+                torch.cuda.synchronize()
+    events = sorted(profiler.events(), key=lambda event: event.time_range.start)
+    on_gpu = [e for e in events if e.device_type == DeviceType.CUDA and not e.name.startswith("call ")]
+    ranges = [e.time_range for e in events if e.device_type == DeviceType.CPU and e.name.startswith("call ")]
+    return [[e.name for e in on_gpu if span.start <= e.time_range.start < span.end] for span in ranges]
