@@ -56,6 +56,9 @@ class DequantizedCopy(torch.Tensor):
         out = func(*args, **kwargs)
         return tree_map_only(torch.Tensor, cls, out) if is_view else out
 
+    def __repr__(self) -> str:
+        return f"DequantizedCopy({self._values!r})"
+
     def numpy(self, *, force: bool = False):
         return self.clone().numpy(force=force)
 
