@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 Buffers = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
+BLOCK_SIZE: int  # elements that share a scale
 numerics: ModuleType  # the numeric rules on CPU tensors, for tests
 
 class NVFP4Quantizer:
