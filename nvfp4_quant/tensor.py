@@ -70,8 +70,10 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
             self._set_buffers(new._buffers())
             self._settings = new._settings
             self._read_only = new._read_only
-        elif new.dtype in ops.NOMINAL_DTYPES:
+        elif (new.shape, new.dtype, new.device) == (self.shape, self.dtype, self.device):
             self.detach().copy_(new)
+        elif new.dtype in ops.NOMINAL_DTYPES:
+            self.data = self._quantizer.quantize(new.detach())
         else:
             is_parameter = isinstance(self, torch.nn.Parameter)
             plain = torch.nn.Parameter(new, self.requires_grad) if is_parameter else new.detach()

@@ -267,6 +267,16 @@ def test_assigning_data(device):
     assert isinstance(p, torch.nn.Parameter)
     assert_same_tensor(p.detach(), other)
     assert_same_bytes(p.dequantize().detach(), other.dequantize(), "values")
+    where = addresses(p)
+    x = make_input("bell", p.shape, p.dtype, device, seed=2)
+    p.data = x
+    assert_same_tensor(p.detach(), make_quantizer()(x))
+    assert addresses(p) == where
+    x = make_input("bell", (3, 20), torch.float16, device)
+    p.data = x
+    assert p.shape == (3, 20) and p.stride() == (20, 1)
+    assert_same_tensor(p.detach(), make_quantizer()(x))
+    assert_same_tensor(p.data, p.detach())
 
 
 # ---- meta and fake tensors
