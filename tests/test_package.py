@@ -135,3 +135,11 @@ def test_selfcheck_names_the_first_difference(device):
     assert selfcheck.first_difference(y, other) is None
     other._columnwise_data[0, 3] ^= 0x11
     assert selfcheck.first_difference(y, other).startswith("columnwise_data, byte 3: 0x")
+
+
+def test_example_of_the_readme_runs(capsys):
+    code = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("NVFP4Tensor(shape=(1000, 777)")
+    assert "torch.Size([1000, 392]) torch.Size([777, 504])" in printed
