@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import STRIDES, USAGES, assert_same_buffers, buffers_of, make_input, strided
+from helpers import STRIDES, USAGES, assert_same_buffers, buffers_of, make_input, reference, strided
 from native import (
     MODES,
     RNG_STATE,
@@ -171,3 +171,12 @@ def test_cpu_and_gpu_draw_the_same_bits(mode, device, schedule):
     q = native_quantizer(MODES[mode], schedule)
     want = native_quantizer(MODES[mode]).quantize(x, rng_state=RNG_STATE)
     assert_same_buffers(q.quantize(x.to(device), rng_state=RNG_STATE), buffers_of(want))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_larger_than_what_fits_on_chip(mode, device, schedule):
+    """34 MB: more than all shared memory together; the oracle, too, runs on the GPU here."""
+    options = MODES[mode] | {"optimize_for_gemm": True}
+    x = make_input("bell", (4112, 4099), torch.bfloat16, device)
+    want = reference.quantize(x, rng_state=rng_of(options), **options)
+    assert_same_buffers(native_quantizer(options, schedule).quantize(x, rng_state=rng_of(options)), want)
