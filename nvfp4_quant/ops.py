@@ -49,11 +49,13 @@ def random_arguments(rng_state: tuple[int, int] | None) -> dict[str, int]:
     """`rng_state` as keywords of the operators: unsigned 64-bit numbers in two's complement."""
     if rng_state is None:
         return {}
-    names = ("seed", "offset")
-    for name, value in zip(names, rng_state, strict=True):
+    arguments = {}
+    for name, value in zip(("seed", "offset"), rng_state, strict=True):
+        value = int(value)  # a symbolic one cannot be compared with 2^64
         if not 0 <= value < 1 << 64:
             raise ValueError(f"rng_state: {name} must be an unsigned 64-bit number, got {value}")
-    return {name: value - (value >> 63 << 64) for name, value in zip(names, rng_state, strict=True)}
+        arguments[name] = value - (value >> 63 << 64)
+    return arguments
 
 
 def amax_arguments(amax: Tensor | float | None) -> dict[str, Any]:
