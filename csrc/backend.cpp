@@ -33,7 +33,7 @@ bool use_fused(const QuantizeParams& params, Schedule schedule) {
 
 void check_cuda_device(at::Device device, const char* argument) {
   static std::atomic<bool> checked[C10_COMPILE_TIME_MAX_GPUS];
-  std::atomic<bool>& known = checked[device.index()];
+  std::atomic<bool>& known = checked[device.has_index() ? device.index() : c10::cuda::current_device()];
   if (known.load(std::memory_order_relaxed)) return;
   const c10::cuda::CUDAGuard guard(device);
   TORCH_CHECK_VALUE(device_has_code_cuda(), argument, ": is on ", device, ", but this build has CUDA code for ",

@@ -43,7 +43,8 @@ Buffers allocate_meta_buffers(const Options& options, c10::SymIntArrayRef sizes)
 namespace {
 
 void check_written(const at::Tensor& buffer, at::ScalarType dtype, at::Device device, const char* argument) {
-  TORCH_CHECK_TYPE(buffer.scalar_type() == dtype, argument, ": expected ", dtype, ", got ", buffer.scalar_type());
+  TORCH_CHECK_TYPE(buffer.scalar_type() == dtype, argument, ": expected ", dtype_name(dtype), ", got ",
+                   dtype_name(buffer.scalar_type()));
   TORCH_CHECK_VALUE(buffer.device() == device, argument, ": expected on ", device, " with x, got ", buffer.device());
   TORCH_CHECK_VALUE(buffer.is_contiguous(), argument, ": expected a contiguous tensor, got strides ", buffer.strides());
   TORCH_CHECK_VALUE(!buffer.requires_grad(), argument, ": requires grad and cannot be written in place");
@@ -94,7 +95,8 @@ void check_buffers(const Options& options, const at::Tensor& x, const Buffers& o
 }
 
 void check_float_element(const at::Tensor& tensor, at::Device device, const char* argument) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, argument, ": expected float32, got ", tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, argument, ": expected float32, got ",
+                   dtype_name(tensor.scalar_type()));
   TORCH_CHECK_VALUE(tensor.numel() == 1, argument, ": expected one element, got shape ", tensor.sizes());
   TORCH_CHECK_VALUE(tensor.device() == device, argument, ": expected on ", device, " with x, got ", tensor.device());
 }

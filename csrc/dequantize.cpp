@@ -11,13 +11,14 @@ namespace nvfp4 {
 namespace {
 
 void check_bytes(const at::Tensor& tensor, at::IntArrayRef shape, at::Device device, const char* argument) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kByte, argument, ": expected uint8, got ", tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kByte, argument, ": expected uint8, got ",
+                   dtype_name(tensor.scalar_type()));
   TORCH_CHECK_VALUE(tensor.device() == device, argument, ": expected on ", device, " with data, got ", tensor.device());
   TORCH_CHECK_VALUE(tensor.sizes() == shape, argument, ": expected shape ", shape, ", got ", tensor.sizes());
 }
 
 void check_amax(const at::Tensor& amax, int64_t lines, at::Device device) {
-  TORCH_CHECK_TYPE(amax.scalar_type() == at::kFloat, "amax: expected float32, got ", amax.scalar_type());
+  TORCH_CHECK_TYPE(amax.scalar_type() == at::kFloat, "amax: expected float32, got ", dtype_name(amax.scalar_type()));
   TORCH_CHECK_VALUE(amax.device() == device, "amax: expected on ", device, " with data, got ", amax.device());
   TORCH_CHECK_VALUE(amax.numel() == 1 || amax.numel() == lines, "amax: expected 1 element or ", lines,
                     " (one a line), got shape ", amax.sizes());
@@ -28,7 +29,8 @@ at::Tensor empty_like_meta(const at::Tensor& scale) {
 }
 
 void check_scale(const at::Tensor& scale, const char* argument) {
-  TORCH_CHECK_TYPE(scale.scalar_type() == at::kByte, argument, ": expected uint8, got ", scale.scalar_type());
+  TORCH_CHECK_TYPE(scale.scalar_type() == at::kByte, argument, ": expected uint8, got ",
+                   dtype_name(scale.scalar_type()));
   const bool padded = scale.dim() == 2 && scale.size(0) % kScaleLineAlign == 0 && scale.size(1) % kScaleBlockAlign == 0;
   TORCH_CHECK_VALUE(padded, argument, ": expected a shape of multiples of ", kScaleLineAlign, " and ", kScaleBlockAlign,
                     ", got ", scale.sizes());

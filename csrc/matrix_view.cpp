@@ -5,10 +5,12 @@
 
 namespace nvfp4 {
 
+std::string dtype_name(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+
 DType to_dtype(at::ScalarType type, const char* argument) {
   if (type == at::kFloat) return DType::kFloat32;
   if (type == at::kHalf) return DType::kFloat16;
-  TORCH_CHECK_TYPE(type == at::kBFloat16, argument, ": expected float32, float16 or bfloat16, got ", type);
+  TORCH_CHECK_TYPE(type == at::kBFloat16, argument, ": expected float32, float16 or bfloat16, got ", dtype_name(type));
   return DType::kBFloat16;
 }
 

@@ -3,9 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "params.h"
 
 namespace nvfp4 {
+
+std::string dtype_name(at::ScalarType type);  // as in Python: "float32"
 
 DType to_dtype(at::ScalarType type, const char* argument);  // TypeError for all but float32, float16, bfloat16
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "cpu/exact_float_guard.h"
+#include "matrix_view.h"
 #include "numerics/fp4.h"
 #include "numerics/fp8.h"
 #include "numerics/hadamard.h"
@@ -18,7 +19,8 @@ constexpr at::ScalarType kScalarType = std::is_same_v<T, float> ? at::kFloat : a
 
 template <class T>
 at::Tensor checked(const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == kScalarType<T>, "expected ", kScalarType<T>, ", got ", tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == kScalarType<T>, "expected ", dtype_name(kScalarType<T>), ", got ",
+                   dtype_name(tensor.scalar_type()));
   TORCH_CHECK_VALUE(tensor.is_cpu(), "expected a CPU tensor, got one on ", tensor.device());
   return tensor.contiguous();
 }

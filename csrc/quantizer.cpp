@@ -123,6 +123,7 @@ void NVFP4Quantizer::compute_amax_into(const at::Tensor& x, const at::Tensor& ro
 
 Buffers NVFP4Quantizer::empty(at::IntArrayRef shape, at::Device device, bool pin_memory) const {
   check_shape(shape);
+  check_device(device, "device");
   return allocate_buffers(options_, shape, device, pin_memory);
 }
 
