@@ -127,6 +127,13 @@ def test_hadamard_near_5e37_stays_finite(dtype, device, schedule):
     assert out.isfinite().all()
 
 
+def test_hadamard_of_a_quarter_of_the_largest_number_is_the_largest(device, schedule):
+    x = torch.full((16, 16), reference.FLT_MAX / 4, device=device)
+    got = native(x, {"with_rht": True, "with_random_sign_mask": False}, schedule)
+    assert_same_bytes(got["amax_columnwise"], torch.tensor([reference.FLT_MAX]))
+    assert_same_bytes(got["columnwise_data"][:, 0], torch.full((16,), 0x07, dtype=torch.uint8))
+
+
 def test_hadamard_amaxes_are_of_x_and_of_its_transform(device, schedule):
     x = torch.zeros(32, 8, device=device)
     x[:16] = 1.0

@@ -51,7 +51,8 @@ def test_every_byte_of_poisoned_buffers_is_written(mode, swizzled, device, sched
 
 
 def test_buffer_shapes_and_empty_agree_with_the_oracle(device):
-    for mode, usage, shape in itertools.product(MODES, USAGES, ((33, 70), (2, 3, 5), (7,), (0, 5), (5, 0))):
+    modes = ("plain", "hadamard", "row_scaled")
+    for mode, usage, shape in itertools.product(modes, USAGES, ((33, 70), (2, 3, 5), (7,), (0, 5), (5, 0))):
         options = MODES[mode] | usage_options(usage)
         want = oracle(torch.zeros(shape), options)
         q = native_quantizer(options)
