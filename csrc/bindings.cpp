@@ -155,17 +155,25 @@ py::tuple swizzle_scales_py(py::handle rowwise, py::handle columnwise, bool inve
 template <class Sizes>
 py::tuple shape_tuple(const Sizes& sizes) {
   py::tuple result(sizes.size());
-  for (size_t i = 0; i < sizes.size(); ++i) result[i] = py::int_(sizes[i]);
+  for (size_t i = 0; i < sizes.size(); ++i) result[i] = py::cast(sizes[i]);
   return result;
 }
 
-py::tuple buffer_shapes(const NVFP4Quantizer& self, at::IntArrayRef shape) {
-  check_shape(shape);
+// Symbolic sizes (Int = c10::SymInt, under torch.compile) are those of a tensor and were checked there.
+template <class Int>
+py::tuple buffer_shapes(const NVFP4Quantizer& self, c10::ArrayRef<Int> shape) {
+  if constexpr (std::is_same_v<Int, int64_t>) check_shape(shape);
   py::list shapes;
   for (int i = 0; i < kBufferCount; ++i) shapes.append(py::none());
   for_each_buffer(self.options(), shape,
-                  [&](int index, const Shape<int64_t>& sizes) { shapes[index] = shape_tuple(sizes); });
+                  [&](int index, const Shape<Int>& sizes) { shapes[index] = shape_tuple(sizes); });
   return py::tuple(shapes);
+}
+
+template <class Int>
+py::tuple scale_shape_py(c10::ArrayRef<Int> shape, bool columnwise) {
+  if constexpr (std::is_same_v<Int, int64_t>) check_shape(shape);
+  return shape_tuple(scale_shape(shape, columnwise));
 }
 
 py::dict build_info() {
@@ -239,7 +247,8 @@ void bind_quantizer(py::module_& m) {
         return to_tuple(self.empty(shape, device, pin_memory));
       },
       py::arg("shape"), py::arg("device"), py::arg("pin_memory") = false);
-  quantizer.def("buffer_shapes", &buffer_shapes, py::arg("shape"));
+  quantizer.def("buffer_shapes", &buffer_shapes<int64_t>, py::arg("shape"));
+  quantizer.def("buffer_shapes", &buffer_shapes<c10::SymInt>, py::arg("shape"));
   quantizer.def("__eq__", [](const NVFP4Quantizer& self, const py::object& other) {
     return py::isinstance<NVFP4Quantizer>(other) && self.options() == other.cast<const NVFP4Quantizer&>().options();
   });
@@ -255,13 +264,8 @@ void bind_functions(py::module_& m) {
         py::arg("with_random_sign_mask"), py::arg("nvfp4_e4m3_max"));
   m.def("swizzle_scales", &swizzle_scales_py, py::arg("rowwise_scale_inv"), py::arg("columnwise_scale_inv"),
         py::arg("inverse") = false);
-  m.def(
-      "scale_shape",
-      [](at::IntArrayRef shape, bool columnwise) {
-        check_shape(shape);
-        return shape_tuple(scale_shape(shape, columnwise));
-      },
-      py::arg("shape"), py::arg("columnwise"));
+  m.def("scale_shape", &scale_shape_py<int64_t>, py::arg("shape"), py::arg("columnwise"));
+  m.def("scale_shape", &scale_shape_py<c10::SymInt>, py::arg("shape"), py::arg("columnwise"));
   m.def(
       "columnwise_shape",
       [](at::IntArrayRef shape) {
