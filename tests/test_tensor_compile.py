@@ -67,6 +67,27 @@ def test_reading_in_a_compiled_function(device, mode, name):
     assert_same(compiled(READS[name])(y), READS[name](y))
 
 
+DYNAMIC = {
+    "rows": lambda y: y[16:32],
+    "last rows": lambda y: y[16 : y.shape[0]],
+    "columns": lambda y: y[:, 16:32],
+    "split": lambda y: y.split(16),
+    "cat": lambda y: torch.cat([y, y]),
+    "new_zeros": lambda y: y.new_zeros(y.shape[0] + 1, y.shape[1]),
+    "view": lambda y: y.view(-1, 1, y.shape[1]),
+    "flat": lambda y: y.view(-1),
+    "t": lambda y: y.t(),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_symbolic_sizes(device, name):
+    function = compiled(DYNAMIC[name], dynamic=True)
+    for shape in ((48, 80), (64, 96)):
+        y = make_tensor(shape=shape, device=device)
+        assert_same(function(y), DYNAMIC[name](y))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_seen_by_later_reads_and_by_the_caller(device, name, dynamic):
