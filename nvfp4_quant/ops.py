@@ -183,24 +183,3 @@ def swizzle_scales(
     if rowwise_scale_inv is not None and columnwise_scale_inv is not None:
         return tuple(present)
     return (present[0], None) if rowwise_scale_inv is not None else (None, present[0])
-
-
-def check_buffers(buffers: Buffers, shapes) -> torch.device:
-    """The one device of the buffers, given just where there is a shape, which they must have, and their dtype."""
-    device = None
-    for name, buffer, shape, dtype in zip(BUFFERS, buffers, shapes, BUFFER_DTYPES, strict=True):
-        if buffer is None and shape is None:
-            continue
-        if buffer is None or shape is None:
-            raise RuntimeError(
-                f"{name} is {'missing' if buffer is None else 'given, but the data of its direction is not'}"
-            )
-        require_tensor(name, buffer)
-        if buffer.dtype != dtype:
-            raise TypeError(f"{name} must be {dtype}, got {buffer.dtype}")
-        if tuple(buffer.shape) != tuple(shape):
-            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(buffer.shape)}")
-        device = device or buffer.device
-        if buffer.device != device:
-            raise ValueError(f"{name} must be on {device} as the others, got {buffer.device}")
-    return device

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from . import amax_reduction, ops
-from .dtype import DType
+from .construction import checked_arguments
 from .layout import transpose_tiles
+from .read_only import refuse_write
 from .settings import Settings
 
 
@@ -214,15 +215,14 @@ class NVFP4TensorStorage:
     def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
         """Quantizes x into the buffers, of which those stay that `settings` wants: its own from now on."""
         ops.require_tensor("x", x)
-        if not isinstance(settings, Settings):
+        in_graph = not isinstance(settings, Settings)
+        if in_graph:
             settings = Settings.from_plain(settings)
         if self._read_only:
-            raise RuntimeError(
-                "cannot write into a copy of a part of a quantized tensor, not into the tensor; clone() it"
-            )
+            refuse_write("quantize_")
         if x.shape != self.shape:
             raise ValueError(f"x must have the shape of the tensor, {tuple(self.shape)}, got {tuple(x.shape)}")
-        buffers = self._buffers_for(settings, noop_flag)
+        buffers = self._buffers_for(settings, noop_flag, in_graph or torch.compiler.is_compiling())
         layout_shape = self._layout_shape()
         x = x if layout_shape == self.shape else x.reshape(layout_shape)
         if settings.with_amax_reduction:
@@ -232,7 +232,7 @@ class NVFP4TensorStorage:
         self._set_buffers(buffers)
         self._settings = settings.of_tensor()
 
-    def _buffers_for(self, settings: Settings, noop_flag: Tensor | None) -> ops.Buffers:
+    def _buffers_for(self, settings: Settings, noop_flag: Tensor | None, in_graph: bool) -> ops.Buffers:
         """The buffers to write: those in place, new ones where the settings want others, None where they want none."""
         buffers = self._buffers()
         current = self._current_settings()
@@ -240,7 +240,7 @@ class NVFP4TensorStorage:
             return buffers
         if noop_flag is not None:
             raise ValueError(f"noop_flag: the tensor must have the quantizer's settings, {settings}, got {current}")
-        if torch.compiler.is_compiling():
+        if in_graph:
             raise ValueError(f"a compiled update must keep the settings of the tensor, {current}, got {settings}")
         shapes = settings.native().buffer_shapes(tuple(self._layout_shape()))
         device = self.device
@@ -280,49 +280,3 @@ def _reuse(buffer: Tensor | None, shape, dtype: torch.dtype, device: torch.devic
         return None
     fits = buffer is not None and tuple(buffer.shape) == tuple(shape)
     return buffer if fits else torch.empty(shape, dtype=dtype, device=device)
-
-
-def checked_arguments(
-    shape,
-    dtype: torch.dtype,
-    *,
-    rowwise_data: Tensor | None = None,
-    rowwise_scale_inv: Tensor | None = None,
-    columnwise_data: Tensor | None = None,
-    columnwise_scale_inv: Tensor | None = None,
-    amax_rowwise: Tensor | None = None,
-    amax_columnwise: Tensor | None = None,
-    fp4_dtype: DType = DType.kFloat4E2M1,
-    quantizer=None,
-    with_gemm_swizzled_scales: bool | None = None,
-    row_scaled_nvfp4: bool | None = None,
-    nvfp4_use_4over6: bool | None = None,
-    nvfp4_e4m3_max: int | None = None,
-):
-    """The keywords of a constructor as the arguments of `_wrap`."""
-    buffers = (
-        rowwise_data,
-        rowwise_scale_inv,
-        columnwise_data,
-        columnwise_scale_inv,
-        amax_rowwise,
-        amax_columnwise,
-    )
-    if rowwise_data is None and columnwise_data is None:
-        raise RuntimeError("rowwise_data and columnwise_data are both None")
-    if dtype not in ops.NOMINAL_DTYPES:
-        raise TypeError(f"dtype must be one of {ops.NOMINAL_DTYPES}, got {dtype}")
-    given = {
-        "fp4_dtype": fp4_dtype,
-        "optimize_for_gemm": with_gemm_swizzled_scales,
-        "row_scaled_nvfp4": row_scaled_nvfp4,
-        "nvfp4_use_4over6": nvfp4_use_4over6,
-        "nvfp4_e4m3_max": nvfp4_e4m3_max,
-        "rowwise": rowwise_data is not None,
-        "columnwise": columnwise_data is not None,
-    }
-    base = Settings() if quantizer is None else quantizer._settings.of_tensor()
-    settings = base._replace(**{name: value for name, value in given.items() if value is not None}).check()
-    shape = torch.Size(shape)
-    device = ops.check_buffers(buffers, settings.native().buffer_shapes(tuple(shape)))
-    return buffers, settings, shape, dtype, device

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from . import ops
+from .construction import checked_arguments
 from .ops import NOMINAL_DTYPES  # noqa: F401
 from .settings import Settings
-from .storage import NVFP4TensorStorage, checked_arguments
+from .storage import NVFP4TensorStorage
 
 
 class NVFP4Tensor(Tensor, NVFP4TensorStorage):
@@ -107,9 +108,9 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         copy._read_only = False
         return copy
 
-    def _fill(self, *args, **keywords) -> None:
-        super()._fill(*args, **keywords)
-        if not torch.compiler.is_compiling() and not self.is_inference():
+    def _fill(self, x, *args) -> None:
+        super()._fill(x, *args)
+        if ops.is_eager(x) and not self.is_inference():  # traced, the writes to the buffers count by themselves
             torch.autograd.graph.increment_version(self)
 
     def __tensor_flatten__(self):
