@@ -50,11 +50,11 @@ def checked_arguments(
     base = Settings() if quantizer is None else quantizer._settings.of_tensor()
     settings = base._replace(**{name: value for name, value in given.items() if value is not None}).check()
     shape = torch.Size(shape)
-    device = _check_buffers(buffers, settings.native().buffer_shapes(tuple(shape)))
+    device = check_buffers(buffers, settings.native().buffer_shapes(tuple(shape)))
     return buffers, settings, shape, dtype, device
 
 
-def _check_buffers(buffers: ops.Buffers, shapes) -> torch.device:
+def check_buffers(buffers: ops.Buffers, shapes) -> torch.device:
     """The one device of the buffers, given just where there is a shape, which they must have, and their dtype."""
     device = None
     for name, buffer, shape, dtype in zip(ops.BUFFERS, buffers, shapes, ops.BUFFER_DTYPES, strict=True):

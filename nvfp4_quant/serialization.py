@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from . import ops
+from .construction import check_buffers
 from .dtype import DType
 from .settings import Settings
 from .storage import NVFP4TensorStorage
@@ -44,7 +45,7 @@ def from_plain(cls: type, buffers: ops.Buffers, plain: dict[str, Any], **keyword
     shape, layout_shape = (torch.Size(plain[name]) for name in ("shape", "layout_shape"))
     if shape.numel() != layout_shape.numel():
         raise ValueError(f"shape {tuple(shape)} contradicts layout_shape {tuple(layout_shape)}")
-    device = ops.check_buffers(buffers, settings.native().buffer_shapes(tuple(layout_shape)))
+    device = check_buffers(buffers, settings.native().buffer_shapes(tuple(layout_shape)))
     if plain["stride"] is not None:
         keywords["stride"] = tuple(plain["stride"])
     return cls._wrap(buffers, settings, shape, dtypes[plain["dtype"]], device, **keywords)
