@@ -101,6 +101,17 @@ def wheel_includes() -> list[str]:
     return sorted(path for root in roots for path in glob(f"{root}/*/include"))
 
 
+def shared_cxx_runtime() -> list[str]:
+    """The shared libstdc++ by name, where there is one: some compilers would link the static one, and a second C++ runtime
+    beside torch's crashes in its first stream."""
+    compiler = os.environ.get("CXX", "g++").split()
+    name = "libstdc++.so.6"
+    if shutil.which(compiler[0]) is None:
+        return []
+    found = subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    return [f"-l:{name}"] if os.path.isabs(found) else []
+
+
 nvcc, reason = choose_nvcc()
 cuda_version = toolkit_version(nvcc) if nvcc else None
 archs = cuda_archs(nvcc) if nvcc else []
@@ -159,6 +170,7 @@ def native_extension():
         make, sources = CUDAExtension, sources + glob("csrc/cuda/*.cu")
         cxx.append("-DNVFP4_WITH_CUDA")
     extension = make("nvfp4_quant._C", sorted(sources), extra_compile_args={"cxx": cxx, "nvcc": cuda})
+    extension.extra_link_args = shared_cxx_runtime()
     # As system headers, so that -Wextra speaks of our code only.
     includes = extension.include_dirs + (wheel_includes() if nvcc else [])
     cxx += [f"-isystem{path}" for path in includes]

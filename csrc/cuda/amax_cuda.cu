@@ -1,75 +1,20 @@
 // The amax reduction: one kernel writes both buffers itself, so that no copy between them is ever needed.
 #include "../dispatch.h"
 #include "../kernels.h"
+#include "elements_amax.cuh"
 #include "launch.cuh"
 #include "tile_amax.cuh"
 
 namespace nvfp4 {
 namespace {
 
-__global__ void zero_amax_kernel(float* rowwise, int64_t rows, float* columnwise, int64_t cols, const float* noop_flag) {
+__global__ void zero_amax_kernel(float* rowwise, int64_t rows, float* columnwise, int64_t cols,
+                                 const float* noop_flag) {
   if (is_noop(noop_flag)) return;
   const int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
   const int64_t step = gridDim.x * int64_t(blockDim.x);
   for (int64_t i = first; i < rows; i += step) rowwise[i] = 0.0F;
   for (int64_t i = first; i < cols; i += step) columnwise[i] = 0.0F;
-}
-
-constexpr int kUnroll = 8;  // 16-byte loads in flight for each thread
-
-// One stretch of a row, contiguous: whole chunks where they are aligned, single elements at both ends.
-template <DType D>
-__device__ __forceinline__ float stretch_amax(const typename Element<D>::Storage* x, int64_t length) {
-  using Storage = typename Element<D>::Storage;
-  constexpr int kPerChunk = Chunk<D>::kElements;
-  float amax = 0.0F;
-  const int64_t head = min(length, int64_t((16 - reinterpret_cast<uintptr_t>(x) % 16) % 16 / sizeof(Storage)));
-  const int64_t chunks = (length - head) / kPerChunk;
-  const uint4* vectors = reinterpret_cast<const uint4*>(x + head);
-  typename Element<D>::Pair m{};
-  for (int64_t first = threadIdx.x; first < chunks; first += kUnroll * kThreads) {
-    Chunk<D> chunk[kUnroll] = {};
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads < chunks) chunk[u].vector = vectors[first + u * kThreads];
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-#pragma unroll
-      for (int e = 0; e < Chunk<D>::kPairs; ++e) {
-        m = Element<D>::max_ignore_nan(m, Element<D>::magnitude(chunk[u].pair[e]));
-      }
-    }
-  }
-  amax = pair_max_ignore_nan<D>(m);
-  if (threadIdx.x < head) amax = fmaxf(amax, fabsf(Element<D>::to_float(x[threadIdx.x])));
-  for (int64_t i = head + chunks * kPerChunk + threadIdx.x; i < length; i += kThreads) {
-    amax = fmaxf(amax, fabsf(Element<D>::to_float(x[i])));
-  }
-  return amax;
-}
-
-constexpr int64_t kStretch = int64_t(kThreads) * kUnroll * 8;  // elements a block takes at a time
-constexpr int64_t kMinStretch = 512;                           // shorter rows are read element by element
-
-template <DType D>
-__device__ __forceinline__ float elements_amax(const MatrixView& x) {
-  using Storage = typename Element<D>::Storage;
-  const Storage* data = static_cast<const Storage*>(x.data);
-  float amax = 0.0F;
-  if (x.col_stride == 1 && x.cols >= kMinStretch) {
-    const int64_t stretches = ceil_div(x.cols, kStretch);
-    for (int64_t i = blockIdx.x; i < x.rows * stretches; i += gridDim.x) {
-      const int64_t first = i % stretches * kStretch;
-      amax = fmaxf(amax, stretch_amax<D>(data + x.row_offset(i / stretches) + first, min(kStretch, x.cols - first)));
-    }
-    return amax;
-  }
-  const int64_t step = gridDim.x * int64_t(kThreads);
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < x.rows * x.cols; i += step) {
-    amax = fmaxf(amax, fabsf(Element<D>::to_float(data[x.row_offset(i / x.cols) + i % x.cols * x.col_stride])));
-  }
-  return amax;
 }
 
 template <DType D>
@@ -102,27 +47,13 @@ __global__ void __launch_bounds__(kThreads) amax_kernel(const __grid_constant__ 
     amax = tiles_amax<D>(params);
     if (params.row_scaled) return;
   } else {
-    amax.rowwise = amax.columnwise = elements_amax<D>(params.x);
+    amax.rowwise = amax.columnwise = elements_amax<D>(params.x, params.x.rows);
   }
   const float rowwise = block_max_ignore_nan<kWarps>(amax.rowwise, shared);
   const float columnwise = Tiled ? block_max_ignore_nan<kWarps>(amax.columnwise, shared) : rowwise;
   if (threadIdx.x != 0) return;
   if (params.rowwise != nullptr) raise_amax(params.rowwise, rowwise);
   if (params.columnwise != nullptr) raise_amax(params.columnwise, columnwise);
-}
-
-// For a maximum the order of the elements does not matter: rows may become columns, and rows that touch become one.
-MatrixView longest_rows(MatrixView x) {
-  if (x.row_dims != 1) return x;
-  if (x.row_strides[0] == 1 && x.col_stride != 1) {
-    std::swap(x.rows, x.cols);
-    std::swap(x.row_strides[0], x.col_stride);
-  }
-  if (x.col_stride == 1 && x.row_strides[0] == x.cols) {
-    x.cols *= x.rows;
-    x.rows = 1;
-  }
-  return x;
 }
 
 constexpr int kBlocksPerMultiprocessor = 16;
@@ -142,8 +73,8 @@ void zero_amax_cuda(const AmaxParams& params, Stream stream) {
   if (rows == 0 && cols == 0) return;
   const int64_t blocks = std::min<int64_t>(ceil_div(std::max(rows, cols), kThreads), multiprocessor_count());
   const int threads = std::max(rows, cols) == 1 ? 1 : kThreads;
-  zero_amax_kernel<<<unsigned(blocks), threads, 0, cudaStream_t(stream)>>>(params.rowwise, rows, params.columnwise, cols,
-                                                                          params.noop_flag);
+  zero_amax_kernel<<<unsigned(blocks), threads, 0, cudaStream_t(stream)>>>(params.rowwise, rows, params.columnwise,
+                                                                           cols, params.noop_flag);
   check_cuda(cudaGetLastError(), "zero_amax_kernel");
 }
 
@@ -156,7 +87,7 @@ void amax_cuda(const AmaxParams& params, Stream stream) {
     units = dispatch_dtype(p.x.dtype, [&](auto dtype) -> int64_t { return tile_grid<dtype()>(p.x).count(); });
   } else {
     p.x = longest_rows(p.x);
-    const bool stretches = p.x.col_stride == 1 && p.x.cols >= kMinStretch;
+    const bool stretches = in_stretches(p.x);
     units = stretches ? p.x.rows * ceil_div(p.x.cols, kStretch) : ceil_div(p.x.rows * p.x.cols, kThreads);
   }
   const int64_t blocks = std::min<int64_t>(units, kBlocksPerMultiprocessor * multiprocessor_count());

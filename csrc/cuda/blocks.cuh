@@ -1,7 +1,7 @@
 // The blocks of a tile in registers: 16 elements of a row, or of a column beside its neighbour.
 //
-// Each offers value(i); reduce(max), the maximum of its magnitudes; and the signs of eight elements as masks, 0x00 or 0xFF
-// a byte, of the even elements (low nibbles of the codes) and of the odd ones.
+// Each offers value(i); reduce(max), the maximum of its magnitudes; and the signs of eight elements as masks, 0x00 or
+// 0xFF a byte, of the even elements (low nibbles of the codes) and of the odd ones.
 #pragma once
 
 #include "tile.cuh"
@@ -133,7 +133,8 @@ struct TransformedBlock {
   __device__ __forceinline__ SignMasks signs(int half) const { return signs_of_floats(y + half * 8); }
 };
 
-// The lanes of a warp on 64 rows x 16 columns of a tile: four row blocks, the bytes of one scale word, lie side by side.
+// The lanes of a warp on 64 rows x 16 columns of a tile: four row blocks, the bytes of one scale word, lie side by
+// side.
 struct ColumnLane {
   int row_block;
   int pair;

@@ -8,7 +8,7 @@ namespace nvfp4 {
 
 // The scale bytes of one tile, kept until a barrier so that they leave four at a time.
 struct ScaleStage {
-  alignas(4) uint8_t rowwise[kTileRows * kTileColBlocks<DType::kBFloat16>];    // [row, block]
+  alignas(4) uint8_t rowwise[kTileRows * kTileColBlocks<DType::kBFloat16>];     // [row, block]
   alignas(4) uint8_t columnwise[kTileCols<DType::kBFloat16> * kTileRowBlocks];  // [column, block]
 };
 
@@ -38,8 +38,8 @@ struct TileExtent {
   __device__ __forceinline__ uint32_t at(uint32_t t) const { return t < full ? unit : t == full ? rest : 0U; }
 };
 
-// One direction of the tensor, its buffers in tiles of Lines lines x Blocks blocks, and its amax unless every line has its
-// own.
+// One direction of the tensor, its buffers in tiles of Lines lines x Blocks blocks, and its amax unless every line has
+// its own.
 template <int Lines, int Blocks>
 struct Direction {
   DirectionBuffers buffers;
@@ -244,15 +244,15 @@ struct TensorCast {
         columnwise({params.x.cols, params.x.rows}, params.columnwise, shared.multiplier[WithRht ? 1 : 0]) {
     if constexpr (RowScaled) return;
     rowwise.tensor = {amax_rowwise, tensor_scale(amax_rowwise, params.e4m3_max)};
-    columnwise.tensor = WithRht ? LineScale{amax_columnwise, tensor_scale(amax_columnwise, params.e4m3_max)}
-                                : rowwise.tensor;
+    columnwise.tensor =
+        WithRht ? LineScale{amax_columnwise, tensor_scale(amax_columnwise, params.e4m3_max)} : rowwise.tensor;
     const float scale = decode_e4m3(threadIdx.x % 128);
     shared.multiplier[0][threadIdx.x % 128] = element_multiplier(scale, rowwise.tensor.scale.decode);
     if (WithRht) shared.multiplier[1][threadIdx.x % 128] = element_multiplier(scale, columnwise.tensor.scale.decode);
   }
 
-  // Called by the whole block with a complete tile. A barrier must follow before the tile is overwritten, and before the
-  // stage is written out.
+  // Called by the whole block with a complete tile. A barrier must follow before the tile is overwritten, and before
+  // the stage is written out.
   __device__ __forceinline__ void cast(TilePlace place, const uint8_t* tile, CastShared& shared,
                                        ScaleStage& stage) const {
     if (caster.params.two_d) {

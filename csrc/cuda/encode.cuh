@@ -28,8 +28,9 @@ __device__ __forceinline__ uint32_t encode8(const Block& x, int half, float mult
   }
 }
 
-// floor(4 sat(h) + 2 sat(h - 1) + sat(h - 2) + (2u + 1)/512) with h = a / 2, left in byte 2 of the result. The sum starts
-// at 128 + (2u + 1)/512, whose unit in the last place is 2^-16; rounding toward zero never reaches the next integer.
+// floor(4 sat(h) + 2 sat(h - 1) + sat(h - 2) + (2u + 1)/512) with h = a / 2, left in byte 2 of the result. The sum
+// starts at 128 + (2u + 1)/512, whose unit in the last place is 2^-16; rounding toward zero never reaches the next
+// integer.
 template <int Byte>
 __device__ __forceinline__ uint32_t stochastic_magnitude(float a, uint32_t random) {
   float sum = bits_float(ptx::permute<0x7604 | (Byte << 4)>(random, 0x43000080U));

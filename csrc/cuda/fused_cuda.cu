@@ -1,10 +1,12 @@
-// Amax and cast in one launch. Every block reads its tiles through a ring in shared memory, the grid agrees on the amax,
-// and every block casts its tiles in the opposite order: the newest are still in the ring, the next ones in the L2.
+// Amax and cast in one launch. Every block reads its tiles through a ring in shared memory, the grid agrees on the
+// amax, and every block casts its tiles in the opposite order: the newest are still in the ring, the next ones in the
+// L2.
 #include <cooperative_groups.h>
 
 #include "../dispatch.h"
 #include "../kernels.h"
 #include "cast.cuh"
+#include "elements_amax.cuh"
 #include "launch.cuh"
 #include "tile_amax.cuh"
 
@@ -13,13 +15,12 @@ namespace {
 
 constexpr int kSlots = 2;
 
-// The tiles of one block: every gridDim.x-th of the grid, each in the slot after that of the tile before.
+// The tiles of one block, every gridDim.x-th of the grid, and two slots for them in shared memory.
 template <DType D>
 struct Ring {
   const MatrixView& x;
   uint8_t* slots;
   TileGrid grid;
-  TilePlace step;
   int count;
   bool aligned;
 
@@ -27,54 +28,58 @@ struct Ring {
       : x(matrix),
         slots(memory),
         grid(tile_grid<D>(matrix)),
-        step(tile_place(gridDim.x, grid)),
         count(int((grid.count() - blockIdx.x + gridDim.x - 1) / gridDim.x)),
         aligned(has_aligned_rows<D>(matrix)) {}
 
-  __device__ __forceinline__ uint8_t* slot(int i) const { return slots + i % kSlots * kTileBytes; }
-
-  __device__ __forceinline__ TilePlace after(TilePlace place) const {
-    place.row += step.row;
-    place.col += step.col;
-    if (place.col < grid.cols) return place;
-    return {place.row + 1, place.col - grid.cols};
-  }
-  __device__ __forceinline__ TilePlace before(TilePlace place) const {
-    place.row -= step.row;
-    if (place.col >= step.col) return {place.row, place.col - step.col};
-    return {place.row - 1, place.col + grid.cols - step.col};
-  }
+  __device__ __forceinline__ uint8_t* slot(int i) const { return slots + (i & 1) * kTileBytes; }
+  __device__ __forceinline__ TilePlace place(int i) const { return tile_place(blockIdx.x + i * gridDim.x, grid); }
 
   // Always closes one group of copies, so that the groups can be counted.
-  __device__ __forceinline__ void load(int i, TilePlace place) const {
+  __device__ __forceinline__ void load(int i) const {
     if (i >= 0 && i < count) {
-      load_tile<D>(x, aligned, place, slot(i));
+      load_tile<D>(x, aligned, place(i), slot(i));
     } else {
       ptx::copy_async_commit();
     }
   }
+  // The tiles of all blocks before the last two of each.
+  __device__ __forceinline__ uint32_t other_tiles() const {
+    const uint32_t resident = kSlots * gridDim.x;
+    return grid.count() > resident ? grid.count() - resident : 0U;
+  }
 };
 
-// The block's share of the amaxes. Afterwards the last kSlots tiles are in the ring; `place` becomes that of the last one.
-template <DType D, bool WithRht>
-__device__ __forceinline__ TileAmax ring_amax(const Ring<D>& ring, const AmaxTask& task, TilePlace& place) {
-  const bool own_chunks = ring.aligned && !WithRht && !task.row_scaled;
-  TilePlace ahead = place;
-  for (int i = 0; i < kSlots; ++i, ahead = ring.after(ahead)) ring.load(i, ahead);
+// Both of the following return the block's share of the amaxes and leave its last two tiles in the ring.
+
+// The order does not matter: what does not stay in the ring is read straight through, evenly shared among the blocks.
+template <DType D>
+__device__ __forceinline__ TileAmax untiled_amax(const Ring<D>& ring) {
+  ring.load(ring.count - 2);
+  ring.load(ring.count - 1);
+  const int64_t rows = int64_t(ceil_div(int64_t(ring.other_tiles()), ring.grid.cols)) * kTileRows;
+  float amax = rows == 0 ? 0.0F : elements_amax<D>(ring.x, min(rows, ring.x.rows));
+  ptx::copy_async_wait<0>();
+  if (!ring.aligned) __syncthreads();  // else every thread looks at its own copies only
+  if (ring.count > 1) amax = fmaxf(amax, own_chunks_amax<D>(ring.slot(ring.count - 2)));
+  amax = fmaxf(amax, own_chunks_amax<D>(ring.slot(ring.count - 1)));
+  return {amax, amax};
+}
+
+// For the transform and for single lines, which need to see 16x16 blocks.
+template <DType D>
+__device__ __forceinline__ TileAmax tiled_amax(const Ring<D>& ring, const AmaxTask& task) {
+  ring.load(0);
+  ring.load(1);
   TileAmax amax = {0.0F, 0.0F};
-  for (int i = 0;; ++i, place = ring.after(place), ahead = ring.after(ahead)) {
+  for (int i = 0; i < ring.count; ++i) {
     ptx::copy_async_wait<kSlots - 1>();
-    if (own_chunks) {
-      amax.rowwise = fmaxf(amax.rowwise, own_chunks_amax<D>(ring.slot(i)));
-    } else {
-      __syncthreads();
-      const TileAmax one = tile_amax<D>(task, place, ring.slot(i));
-      amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
-      __syncthreads();
-    }
-    ring.load(i + kSlots, ahead);
-    if (i + 1 == ring.count) return amax;
+    __syncthreads();
+    const TileAmax one = tile_amax<D>(task, ring.place(i), ring.slot(i));
+    amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
+    __syncthreads();
+    ring.load(i + kSlots);
   }
+  return amax;
 }
 
 // The largest of what every block wrote to scratch.
@@ -99,7 +104,7 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
 template <Rounding R, bool WithRht, bool RowScaled>
 inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 4 : 6;
 
-// scratch: [2, blocks], the amaxes of every block by direction; unused if row-scaled.
+// scratch: [2, blocks], the amaxes of every block by direction, unused if row-scaled; then a counter.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
     fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
@@ -108,18 +113,25 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
   __shared__ CastShared shared;
   __shared__ ScaleStage stage[2];
   __shared__ float reduction[kWarps];
+  __shared__ uint32_t drawn[2];
   const auto whole_grid = cooperative_groups::this_grid();
+  uint32_t* const tickets = reinterpret_cast<uint32_t*>(scratch + 2 * gridDim.x);
 
   // 1. The amax.
   const Ring<D> ring(params.x, memory);
-  TilePlace place = tile_place(blockIdx.x, ring.grid);
-  const AmaxTask task = {params.rowwise.amax, params.columnwise.amax, params.x.rows,    params.x.cols,
-                         WithRht,             params.sign_mask,       RowScaled};
+  const AmaxTask task = {
+      params.rowwise.amax, params.columnwise.amax, params.x.rows, params.x.cols, WithRht, params.sign_mask, RowScaled};
+  if (blockIdx.x == 0 && threadIdx.x == 0) *tickets = 0;
   if constexpr (RowScaled) {
     zero_lines(task);
     whole_grid.sync();
   }
-  TileAmax amax = ring_amax<D, WithRht>(ring, task, place);
+  TileAmax amax;
+  if constexpr (WithRht || RowScaled) {
+    amax = tiled_amax<D>(ring, task);
+  } else {
+    amax = untiled_amax<D>(ring);
+  }
   if constexpr (!RowScaled) {
     amax.rowwise = block_max_ignore_nan<kWarps>(amax.rowwise, reduction);
     if (WithRht) amax.columnwise = block_max_ignore_nan<kWarps>(amax.columnwise, reduction);
@@ -140,24 +152,35 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
     }
   }
 
-  // 3. The cast. Behind each barrier the slot of the tile before is free for the next load, and its scales are complete.
+  // 3. The cast: the block's own last two tiles, then those that it draws a ticket for, the newest first. Behind each
+  // barrier the slot of the tile before is free for the next load, and its scales are complete.
   const TensorCast<D, R, WithRht, RowScaled> tensor(params, amax.rowwise, amax.columnwise, shared);
-  static_assert(kSlots == 2);
-  TilePlace done = place;
-  for (int i = ring.count - 1; i >= 0; --i) {
-    const TilePlace next = ring.before(place);
+  const uint32_t others = ring.other_tiles();
+  TilePlace done{};
+  TilePlace place = ring.place(ring.count - 1);
+  TilePlace next = ring.place(max(ring.count - 2, 0));
+  bool has_next = ring.count > 1;
+  int turn = 0;
+  for (;; ++turn) {
+    const int i = (ring.count - 1 + turn) & 1;
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (i + 1 < ring.count) {
-      ring.load(i - 1, next);
-      tensor.write_out(done, stage[(i + 1) % 2]);
+    if (turn > 0) {
+      const uint32_t ticket = drawn[(turn - 1) & 1];
+      has_next = ticket < others;
+      next = tile_place(others - 1 - ticket, ring.grid);
+      if (has_next) load_tile<D>(ring.x, ring.aligned, next, ring.slot(i + 1));
+      tensor.write_out(done, stage[(turn - 1) & 1]);
     }
-    tensor.cast(place, ring.slot(i), shared, stage[i % 2]);
+    const uint32_t ticket = threadIdx.x == 0 && others > 0 ? atomicAdd(tickets, 1U) : 0U;
+    tensor.cast(place, ring.slot(i), shared, stage[turn & 1]);
+    if (threadIdx.x == 0) drawn[turn & 1] = ticket;  // only now, so that the cast hides the atomic's way
     done = place;
+    if (!has_next) break;
     place = next;
   }
   __syncthreads();
-  tensor.write_out(done, stage[0]);
+  tensor.write_out(done, stage[turn & 1]);
 }
 
 template <class F>
@@ -174,8 +197,7 @@ void dispatch_kernel(const QuantizeParams& params, F&& f) {
 
 int64_t fused_scratch_elements(const QuantizeParams& params) {
   int64_t elements = 0;
-  if (params.row_scaled) return elements;
-  dispatch_kernel(params, [&](auto, int blocks, int) { elements = 2 * int64_t(blocks); });
+  dispatch_kernel(params, [&](auto, int blocks, int) { elements = 2 * int64_t(blocks) + 1; });
   return elements;
 }
 

@@ -1,5 +1,5 @@
-// Maxima of magnitudes across a warp, a thread block and the grid. Magnitudes are not negative, so that their bits order
-// like unsigned integers, with every NaN above infinity.
+// Maxima of magnitudes across a warp, a thread block and the grid. Magnitudes are not negative, so that their bits
+// order like unsigned integers, with every NaN above infinity.
 #pragma once
 
 #include "element.cuh"

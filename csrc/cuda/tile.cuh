@@ -1,7 +1,7 @@
 // A tile of x in shared memory: 64 rows of 256 bytes, zero outside of x.
 //
-// The 16-byte chunks of a row are permuted by XOR, so that reading 16 elements of a row (neighbouring lanes on the blocks
-// of a row) and reading pairs of columns (32 lanes on 4 row blocks x 8 pairs) are both free of bank conflicts.
+// The 16-byte chunks of a row are permuted by XOR, so that reading 16 elements of a row (neighbouring lanes on the
+// blocks of a row) and reading pairs of columns (32 lanes on 4 row blocks x 8 pairs) are both free of bank conflicts.
 #pragma once
 
 #include "../numerics/hadamard.h"
@@ -131,8 +131,8 @@ __device__ __noinline__ void load_strided_tile(const MatrixView& x, TileOrigin o
   }
 }
 
-// Starts to load a tile and closes a group of asynchronous copies; the tile is complete once every thread has waited for
-// its group and passed a barrier.
+// Starts to load a tile and closes a group of asynchronous copies; the tile is complete once every thread has waited
+// for its group and passed a barrier.
 template <DType D>
 __device__ __forceinline__ void load_tile(const MatrixView& x, bool aligned, TilePlace place, uint8_t* tile) {
   const TileOrigin origin = tile_origin<D>(place);

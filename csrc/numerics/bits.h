@@ -32,7 +32,9 @@ NVFP4_HD constexpr float min_keep_nan(float x, float bound) { return x > bound ?
 
 // max of two magnitudes; the first form spreads a NaN (block maxima), the second ignores it (amax). Magnitudes are
 // ordered as their bits are, with NaN above infinity.
-NVFP4_HD constexpr float max_spread_nan(float m, float x) { return int32_t(float_bits(x)) > int32_t(float_bits(m)) ? x : m; }
+NVFP4_HD constexpr float max_spread_nan(float m, float x) {
+  return int32_t(float_bits(x)) > int32_t(float_bits(m)) ? x : m;
+}
 NVFP4_HD constexpr float max_ignore_nan(float m, float x) { return x > m ? x : m; }
 
 // x clamped to [0, 1]; a NaN gives 0. One modifier of the instruction on a GPU.

@@ -18,9 +18,9 @@ NVFP4_HD constexpr float hadamard_scaled(float x, bool negative) {
 
 // Four stages (a, b) -> (a + b, a - b) with strides 1, 2, 4, 8: their order fixes the bits.
 NVFP4_HD constexpr void hadamard_stages(float (&v)[kBlock]) {
-NVFP4_UNROLL
+  NVFP4_UNROLL
   for (int stride = 1; stride < kBlock; stride *= 2) {
-NVFP4_UNROLL
+    NVFP4_UNROLL
     for (int i = 0; i < kBlock; ++i) {
       if ((i & stride) != 0) continue;
       const float a = v[i];
@@ -32,17 +32,17 @@ NVFP4_UNROLL
 }
 
 NVFP4_HD constexpr void hadamard_forward(float (&v)[kBlock], uint32_t sign_mask) {
-NVFP4_UNROLL
+  NVFP4_UNROLL
   for (int i = 0; i < kBlock; ++i) v[i] = hadamard_scaled(v[i], ((sign_mask >> i) & 1U) != 0);
   hadamard_stages(v);
 }
 
 // The transform is its own inverse up to the order of signs and stages.
 NVFP4_HD constexpr void hadamard_inverse(float (&v)[kBlock], uint32_t sign_mask) {
-NVFP4_UNROLL
+  NVFP4_UNROLL
   for (int i = 0; i < kBlock; ++i) v[i] *= kHadamardScale;
   hadamard_stages(v);
-NVFP4_UNROLL
+  NVFP4_UNROLL
   for (int i = 0; i < kBlock; ++i) v[i] = ((sign_mask >> i) & 1U) != 0 ? -v[i] : v[i];
 }
 

@@ -20,7 +20,7 @@ NVFP4_HD constexpr PhiloxBlock philox4x32_10(uint64_t seed, uint64_t counter_low
   uint32_t c3 = uint32_t(counter_high >> 32);
   uint32_t k0 = uint32_t(seed);
   uint32_t k1 = uint32_t(seed >> 32);
-NVFP4_UNROLL
+  NVFP4_UNROLL
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t(0xD2511F53U) * c0;
     const uint64_t p1 = uint64_t(0xCD9E8D57U) * c2;
