@@ -4,6 +4,7 @@ import io
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -208,11 +209,11 @@ def test_loading_onto_a_meta_model(device):
 # ---- other processes
 
 
-def _double_in_place(y, queue):
+def _double_in_place(y, queue, received):
     values = y.dequantize()
     y.quantize_(values * 2)
     queue.put((values, y.clone()))
-    queue.get()  # the parent has them
+    received.wait(60)  # shared memory lives as long as one of the processes holds it
 
 
 def test_multiprocessing(device):
@@ -221,14 +222,17 @@ def test_multiprocessing(device):
     y = make_tensor(dtype=torch.float32)
     before = y.dequantize()
     context = torch.multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_double_in_place, args=(y, queue))
+    queue, received = context.Queue(), context.Event()
+    process = context.Process(target=_double_in_place, args=(y, queue, received))
     process.start()
-    values, doubled = queue.get(timeout=120)
+    while queue.empty():
+        assert process.exitcode is None, "the child failed"
+        time.sleep(0.1)
+    values, doubled = queue.get()
     assert_same_bytes(values, before, "values in the child")
     assert_same_tensor(doubled, y)  # the buffers are in shared memory: the parent sees what the child wrote
     assert_same_bytes(y.dequantize(), make_quantizer()(before * 2).dequantize(), "values in the parent")
-    queue.put(None)
+    received.set()
     process.join(60)
     assert process.exitcode == 0
 
