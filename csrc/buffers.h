@@ -26,9 +26,7 @@ using Buffers = std::array<at::Tensor, kBufferCount>;  // undefined where a dire
 inline constexpr const char* kBufferNames[kBufferCount] = {
     "rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv", "amax_rowwise", "amax_columnwise"};
 
-inline at::ScalarType buffer_dtype(int index) {
-  return index < kRowwiseAmax ? at::kByte : at::kFloat;
-}
+inline at::ScalarType buffer_dtype(int index) { return index < kRowwiseAmax ? at::kByte : at::kFloat; }
 
 // Int is int64_t, or c10::SymInt under torch.compile.
 template <class Int>

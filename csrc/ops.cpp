@@ -105,9 +105,7 @@ void quantize_into_op(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   quantizer.quantize_into(x, out, call);
 }
 
-at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) {
-  return tensor.value_or(at::Tensor());
-}
+at::Tensor or_undefined(const std::optional<at::Tensor>& tensor) { return tensor.value_or(at::Tensor()); }
 
 void quantizer_amax_op(const at::Tensor& x, const std::optional<at::Tensor>& amax_rowwise,
                        const std::optional<at::Tensor>& amax_columnwise, bool with_rht, bool with_random_sign_mask,
@@ -183,15 +181,9 @@ TORCH_LIBRARY(nvfp4_quant, m) {
         pure);
 }
 
-TORCH_LIBRARY_IMPL(nvfp4_quant, CPU, m) {
-  nvfp4::register_kernels(m);
-}
-TORCH_LIBRARY_IMPL(nvfp4_quant, CUDA, m) {
-  nvfp4::register_kernels(m);
-}  // without CUDA code: says so
-TORCH_LIBRARY_IMPL(nvfp4_quant, Meta, m) {
-  nvfp4::register_kernels(m);
-}
+TORCH_LIBRARY_IMPL(nvfp4_quant, CPU, m) { nvfp4::register_kernels(m); }
+TORCH_LIBRARY_IMPL(nvfp4_quant, CUDA, m) { nvfp4::register_kernels(m); }  // without CUDA code: says so
+TORCH_LIBRARY_IMPL(nvfp4_quant, Meta, m) { nvfp4::register_kernels(m); }
 
 // Writing into an inference tensor is allowed outside of inference mode, too.
 TORCH_LIBRARY_IMPL(nvfp4_quant, Autograd, m) {

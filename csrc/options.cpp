@@ -21,9 +21,7 @@ void Options::check() const {
                     ", or with nvfp4_use_4over6=True ", kDefaultE4M3Max, " or ", kReducedE4M3Max);
 }
 
-uint32_t Options::sign_mask() const {
-  return hadamard_sign_mask(with_random_sign_mask);
-}
+uint32_t Options::sign_mask() const { return hadamard_sign_mask(with_random_sign_mask); }
 
 uint64_t Options::packed() const {
   uint64_t bits = uint64_t(nvfp4_e4m3_max);
@@ -34,9 +32,7 @@ uint64_t Options::packed() const {
   return bits << 2 | uint64_t(schedule);
 }
 
-bool Options::operator==(const Options& other) const {
-  return packed() == other.packed();
-}
+bool Options::operator==(const Options& other) const { return packed() == other.packed(); }
 
 bool parse_err_mode(std::string_view mode) {
   std::string upper(mode);

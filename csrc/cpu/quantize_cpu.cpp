@@ -32,18 +32,11 @@ float tile_max(const Tile& tile) {
   return block_max(m);
 }
 
-// 4over6: the error of a block that is cast with this scale byte, summed in element order.
+// 4over6: the error of a block that is cast with this scale byte.
 float candidate_error_sum(const QuantizeParams& p, const Block& block, uint32_t byte, const TensorScale& tensor,
                           float amax) {
-  const float scale = decode_e4m3(byte);
-  const float multiplier = element_multiplier(scale, tensor.decode);
-  float sum = 0.0F;
-  for (const float x : block) {
-    const float abs_x = magnitude(x);
-    const float value = decode_e2m1_magnitude(encode_e2m1(abs_x * multiplier));
-    sum += candidate_error(value, scale, amax, p.e4m3_max, abs_x, p.squared_error);
-  }
-  return sum;
+  return candidate_error([&](int i) { return magnitude(block[i]); }, byte, amax, tensor.decode, p.e4m3_max,
+                         p.squared_error);
 }
 
 // The sums of 16 rows as a halving tree with distances 8, 4, 2, 1.
