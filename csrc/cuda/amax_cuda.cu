@@ -41,7 +41,7 @@ __device__ __forceinline__ TileAmax tiles_amax(const AmaxParams& params) {
 template <DType D, bool Tiled>
 __global__ void __launch_bounds__(kThreads) amax_kernel(const __grid_constant__ AmaxParams params) {
   if (is_noop(params.noop_flag)) return;
-  __shared__ float shared[kWarps];
+  __shared__ float shared[kMaxWarps];
   TileAmax amax;
   if constexpr (Tiled) {
     amax = tiles_amax<D>(params);
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kThreads) amax_kernel(const __grid_constant__ 
   } else {
     amax.rowwise = amax.columnwise = elements_amax<D>(params.x, params.x.rows);
   }
-  const float rowwise = block_max_ignore_nan<kWarps>(amax.rowwise, shared);
-  const float columnwise = Tiled ? block_max_ignore_nan<kWarps>(amax.columnwise, shared) : rowwise;
+  const float rowwise = block_max_ignore_nan(amax.rowwise, shared);
+  const float columnwise = Tiled ? block_max_ignore_nan(amax.columnwise, shared) : rowwise;
   if (threadIdx.x != 0) return;
   if (params.rowwise != nullptr) raise_amax(params.rowwise, rowwise);
   if (params.columnwise != nullptr) raise_amax(params.columnwise, columnwise);

@@ -130,14 +130,14 @@ __device__ __forceinline__ void cast_rows(const Caster<R, RowScaled>& caster, co
                                           TilePlace place, const uint8_t* tile, const CastShared& shared,
                                           ScaleStage& stage) {
   constexpr uint32_t kBlocks = kTileColBlocks<D>;
-  constexpr uint32_t kStep = kThreads / kBlocks;
+  const uint32_t step = blockDim.x / kBlocks;
   const uint32_t block = threadIdx.x % kBlocks;
   if (block >= direction.blocks.at(place.col)) return;
   const uint32_t rows = direction.lines.at(place.row);
   uint32_t row = threadIdx.x / kBlocks;
   uint64_t index = direction.block_index(place.row, place.col, row, block);
 #pragma unroll 1
-  for (; row < rows; row += kStep, index += uint64_t(kStep) * direction.line_blocks) {
+  for (; row < rows; row += step, index += uint64_t(step) * direction.line_blocks) {
     const RowBlock<D> x(tile, row, block);
     const LineScale scale = caster.line_scale(direction, direction.line(place.row, row));
     uint32_t byte;
@@ -163,8 +163,9 @@ __device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster,
   const uint32_t cols = direction.lines.at(place.col);
   uint32_t col = threadIdx.x / 32 * kBlock + lane.pair * 2;
   uint64_t index = direction.block_index(place.col, place.row, col, lane.row_block);
+  const uint32_t step = blockDim.x / 32 * kBlock;
 #pragma unroll 1
-  for (; col < kTileCols<D>; col += kWarps * kBlock, index += uint64_t(kWarps) * kBlock * direction.line_blocks) {
+  for (; col < kTileCols<D>; col += step, index += uint64_t(step) * direction.line_blocks) {
     const ColumnPair<D> x(tile, lane.row_block, col);
     const auto pair_max = x.reduce([](auto a, auto b) { return Element<D>::max_spread_nan(a, b); });
     const auto float_max = [](float a, float b) { return ptx::max_spread_nan_f32(a, b); };
@@ -210,7 +211,7 @@ __device__ inline void choose_tile_bytes(const QuantizeParams& params, const Lin
   const int row_in_block = threadIdx.x % kBlock;
   const auto max = [](auto a, auto b) { return Element<D>::max_spread_nan(a, b); };
 #pragma unroll 1
-  for (int i = threadIdx.x / kBlock; i < kTileRowBlocks * kBlocks; i += kThreads / kBlock) {
+  for (int i = threadIdx.x / kBlock; i < kTileRowBlocks * kBlocks; i += blockDim.x / kBlock) {
     const RowBlock<D> x(tile, i / kBlocks * kBlock + row_in_block, i % kBlocks);
     const float tile_max = group_max_spread_nan<kBlock>(pair_max_spread_nan<D>(x.reduce(max)));
     uint32_t byte;

@@ -9,8 +9,6 @@
 namespace nvfp4 {
 namespace {
 
-constexpr int kThreads = 256;
-
 // The 16 values code * f of block `block` of line `line`.
 __device__ __forceinline__ void decode_block(const DequantizeParams& params, const DirectionLayout<int64_t>& layout,
                                              int64_t line, int64_t block, float (&v)[kBlock]) {

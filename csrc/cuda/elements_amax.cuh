@@ -20,11 +20,11 @@ __device__ __forceinline__ float stretch_amax(const typename Element<D>::Storage
   const int64_t chunks = (length - head) / kPerChunk;
   const uint4* vectors = reinterpret_cast<const uint4*>(x + head);
   typename Element<D>::Pair m{};
-  for (int64_t first = threadIdx.x; first < chunks; first += kUnroll * kThreads) {
+  for (int64_t first = threadIdx.x; first < chunks; first += kUnroll * blockDim.x) {
     Chunk<D> chunk[kUnroll] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      if (first + u * kThreads < chunks) chunk[u].vector = vectors[first + u * kThreads];
+      if (first + u * blockDim.x < chunks) chunk[u].vector = vectors[first + u * blockDim.x];
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ float stretch_amax(const typename Element<D>::Storage
   }
   amax = pair_max_ignore_nan<D>(m);
   if (threadIdx.x < head) amax = fmaxf(amax, fabsf(Element<D>::to_float(x[threadIdx.x])));
-  for (int64_t i = head + chunks * kPerChunk + threadIdx.x; i < length; i += kThreads) {
+  for (int64_t i = head + chunks * kPerChunk + threadIdx.x; i < length; i += blockDim.x) {
     amax = fmaxf(amax, fabsf(Element<D>::to_float(x[i])));
   }
   return amax;
@@ -80,8 +80,8 @@ __device__ __forceinline__ float elements_amax(const MatrixView& x, int64_t rows
     }
     return amax;
   }
-  const int64_t step = gridDim.x * int64_t(kThreads);
-  for (int64_t i = blockIdx.x * int64_t(kThreads) + threadIdx.x; i < rows * x.cols; i += step) {
+  const int64_t step = gridDim.x * int64_t(blockDim.x);
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < rows * x.cols; i += step) {
     amax = fmaxf(amax, fabsf(Element<D>::to_float(data[x.row_offset(i / x.cols) + i % x.cols * x.col_stride])));
   }
   return amax;

@@ -81,22 +81,6 @@ struct LineScale {
   TensorScale scale;
 };
 
-// 4over6: the error of a whole block for one candidate byte, summed in element order.
-template <class Block>
-__device__ __forceinline__ float block_error(const Block& x, uint32_t byte, const LineScale& line, float e4m3_max,
-                                             bool squared) {
-  const float scale = decode_e4m3(byte);
-  const float multiplier = element_multiplier(scale, line.scale.decode);
-  float sum = 0.0F;
-#pragma unroll
-  for (int i = 0; i < kBlock; ++i) {
-    const float a = fabsf(x.value(i));
-    const float code = decode_e2m1_magnitude(encode_e2m1(a * multiplier));
-    sum += candidate_error(code, scale, line.amax, e4m3_max, a, squared);
-  }
-  return sum;
-}
-
 struct CandidateErrors {
   float six;
   float four;
@@ -105,8 +89,11 @@ struct CandidateErrors {
 template <class Block>
 __device__ __forceinline__ CandidateErrors block_errors(const Block& x, const ScaleCandidates& candidates,
                                                         const LineScale& line, float e4m3_max, bool squared) {
-  return {block_error(x, candidates.six, line, e4m3_max, squared),
-          block_error(x, candidates.four, line, e4m3_max, squared)};
+  const auto error = [&](uint32_t byte) {
+    return candidate_error([&](int i) { return fabsf(x.value(i)); }, byte, line.amax, line.scale.decode, e4m3_max,
+                           squared);
+  };
+  return {error(candidates.six), error(candidates.four)};
 }
 
 __device__ __forceinline__ uint32_t choose_candidate(const ScaleCandidates& candidates, const CandidateErrors& errors) {

@@ -85,13 +85,13 @@ __device__ __forceinline__ TileAmax tiled_amax(const Ring<D>& ring, const AmaxTa
 // The largest of what every block wrote to scratch.
 __device__ __forceinline__ float grid_max(const float* scratch, float* shared) {
   float m = 0.0F;
-  for (int i = threadIdx.x; i < int(gridDim.x); i += kThreads) m = fmaxf(m, __ldcg(scratch + i));
-  return block_max_ignore_nan<kWarps>(m, shared);
+  for (int i = threadIdx.x; i < int(gridDim.x); i += blockDim.x) m = fmaxf(m, __ldcg(scratch + i));
+  return block_max_ignore_nan(m, shared);
 }
 
 __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
-  const int64_t first = blockIdx.x * int64_t(kThreads) + threadIdx.x;
-  const int64_t step = gridDim.x * int64_t(kThreads);
+  const int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+  const int64_t step = gridDim.x * int64_t(blockDim.x);
   if (task.rowwise != nullptr) {
     for (int64_t i = first; i < task.rows; i += step) task.rowwise[i] = 0.0F;
   }
@@ -100,19 +100,20 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
   }
 }
 
-// Blocks that should fit on a multiprocessor: as many as the rings leave room for, where the registers suffice.
+// Blocks of kManyThreads that should fit on a multiprocessor, or twice as many of kThreads: as many as the rings leave
+// room for, where the registers suffice.
 template <Rounding R, bool WithRht, bool RowScaled>
-inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 4 : 6;
+inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 2 : 3;
 
 // scratch: [2, blocks], the amaxes of every block by direction, unused if row-scaled; then a counter.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
+__global__ void __launch_bounds__(kManyThreads, kMinBlocks<R, WithRht, RowScaled>)
     fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
   if (is_noop(params.noop_flag)) return;
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ CastShared shared;
   __shared__ ScaleStage stage[2];
-  __shared__ float reduction[kWarps];
+  __shared__ float reduction[kMaxWarps];
   __shared__ uint32_t drawn[2];
   const auto whole_grid = cooperative_groups::this_grid();
   uint32_t* const tickets = reinterpret_cast<uint32_t*>(scratch + 2 * gridDim.x);
@@ -133,8 +134,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<R, WithRht, RowScaled>)
     amax = untiled_amax<D>(ring);
   }
   if constexpr (!RowScaled) {
-    amax.rowwise = block_max_ignore_nan<kWarps>(amax.rowwise, reduction);
-    if (WithRht) amax.columnwise = block_max_ignore_nan<kWarps>(amax.columnwise, reduction);
+    amax.rowwise = block_max_ignore_nan(amax.rowwise, reduction);
+    if (WithRht) amax.columnwise = block_max_ignore_nan(amax.columnwise, reduction);
     if (threadIdx.x == 0) {
       scratch[blockIdx.x] = amax.rowwise;
       if (WithRht) scratch[gridDim.x + blockIdx.x] = amax.columnwise;
@@ -189,7 +190,9 @@ void dispatch_kernel(const QuantizeParams& params, F&& f) {
     constexpr auto kKernel = fused_quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>;
     constexpr int kBytes = kSlots * kTileBytes;
     const int64_t tiles = tile_grid<dtype()>(params.x).count();
-    f(kKernel, int(std::min<int64_t>(tiles, resident_blocks<kKernel>(kThreads, kBytes))), kBytes);
+    const int resident = resident_blocks<kKernel>(kThreads, kBytes);
+    const int threads = 2 * tiles <= resident ? threads_for(tiles) : kThreads;
+    f(kKernel, int(std::min<int64_t>(tiles, resident)), threads, kBytes);
   });
 }
 
@@ -197,7 +200,7 @@ void dispatch_kernel(const QuantizeParams& params, F&& f) {
 
 int64_t fused_scratch_elements(const QuantizeParams& params) {
   int64_t elements = 0;
-  dispatch_kernel(params, [&](auto, int blocks, int) { elements = 2 * int64_t(blocks) + 1; });
+  dispatch_kernel(params, [&](auto, int blocks, int, int) { elements = 2 * int64_t(blocks) + 1; });
   return elements;
 }
 
@@ -211,13 +214,13 @@ void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream st
     amax.row_scaled = params.row_scaled;
     return zero_amax_cuda(amax, stream);
   }
-  dispatch_kernel(params, [&](auto kernel, int blocks, int shared_bytes) {
+  dispatch_kernel(params, [&](auto kernel, int blocks, int threads, int shared_bytes) {
     cudaLaunchAttribute cooperative{};
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(blocks));
-    config.blockDim = dim3(kThreads);
+    config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = size_t(shared_bytes);
     config.stream = cudaStream_t(stream);
     config.attrs = &cooperative;

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "tile.cuh"
+
 namespace nvfp4 {
 
 inline void check_cuda(cudaError_t error, const char* what) {
@@ -45,6 +47,9 @@ inline int multiprocessor_count() {
     return count;
   });
 }
+
+// Threads of a block for a kernel with one tile a block.
+inline int threads_for(int64_t tiles) { return tiles <= 2 * multiprocessor_count() ? kManyThreads : kThreads; }
 
 // Blocks of a kernel with dynamic shared memory that fit on the device at once.
 template <auto Kernel>

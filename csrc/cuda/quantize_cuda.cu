@@ -16,7 +16,7 @@ __device__ __forceinline__ float known_amax(const QuantizeParams& params, const 
 }
 
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
-__global__ void __launch_bounds__(kThreads) quantize_kernel(const __grid_constant__ QuantizeParams params) {
+__global__ void __launch_bounds__(kManyThreads) quantize_kernel(const __grid_constant__ QuantizeParams params) {
   if (is_noop(params.noop_flag)) return;
   __shared__ alignas(16) uint8_t tile[kTileBytes];
   __shared__ CastShared shared;
@@ -60,8 +60,9 @@ void quantize_cuda(const QuantizeParams& params, Stream stream) {
     return;
   }
   dispatch_cast(params, [&](auto dtype, auto rounding, auto with_rht, auto row_scaled) {
+    const uint32_t tiles = tile_grid<dtype()>(params.x).count();
     quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>
-        <<<tile_grid<dtype()>(params.x).count(), kThreads, 0, cudaStream_t(stream)>>>(params);
+        <<<tiles, threads_for(tiles), 0, cudaStream_t(stream)>>>(params);
   });
   check_cuda(cudaGetLastError(), "quantize_kernel");
 }

@@ -26,15 +26,13 @@ __device__ __forceinline__ float group_max_spread_nan(float m, int stride = 1) {
 }
 
 // The maximum of all threads of a block, in every thread; `shared` holds one float a warp.
-template <int Warps>
 __device__ __forceinline__ float block_max_ignore_nan(float m, float* shared) {
   m = group_max_ignore_nan<32>(m);
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = m;
   __syncthreads();
   m = shared[0];
-#pragma unroll
-  for (int i = 1; i < Warps; ++i) m = fmaxf(m, shared[i]);
+  for (int i = 1; i < int(blockDim.x / 32); ++i) m = fmaxf(m, shared[i]);
   return m;
 }
 

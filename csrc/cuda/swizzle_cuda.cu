@@ -5,8 +5,6 @@
 namespace nvfp4 {
 namespace {
 
-constexpr int kThreads = 256;
-
 // Four neighbouring blocks are one word in both orders.
 __global__ void __launch_bounds__(kThreads) swizzle_kernel(const __grid_constant__ SwizzleParams params) {
   const int64_t first = params.jobs[0].lines * params.jobs[0].blocks / kScaleBlockAlign;

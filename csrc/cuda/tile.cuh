@@ -9,8 +9,11 @@
 
 namespace nvfp4 {
 
+// Threads of a block on a tile. More of them finish a tile sooner, fewer spend less on it: many where there are too few
+// tiles to fill the device.
 inline constexpr int kThreads = 128;
-inline constexpr int kWarps = kThreads / 32;
+inline constexpr int kManyThreads = 256;
+inline constexpr int kMaxWarps = kManyThreads / 32;
 inline constexpr int kRowBytes = 256;
 inline constexpr int kRowChunks = kRowBytes / 16;
 inline constexpr int kTileRows = 64;
@@ -88,7 +91,7 @@ template <DType D>
 __device__ __noinline__ void load_edge_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
   constexpr int kPerChunk = Chunk<D>::kElements;
-  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += blockDim.x) {
     const int64_t row = origin.row + i / kRowChunks;
     const int64_t col = origin.col + i % kRowChunks * kPerChunk;
     uint8_t* target = tile + chunk_offset<D>(i / kRowChunks, i % kRowChunks);
@@ -102,10 +105,10 @@ __device__ __noinline__ void load_edge_tile(const MatrixView& x, TileOrigin orig
   }
 }
 
-template <DType D>
+template <DType D, int Threads>
 __device__ __forceinline__ void load_inner_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
-  constexpr int kRowStep = kThreads / kRowChunks;
+  constexpr int kRowStep = Threads / kRowChunks;
   const int chunk = threadIdx.x % kRowChunks;
   const int first = threadIdx.x / kRowChunks;
   const Storage* source = static_cast<const Storage*>(x.data) + (origin.row + first) * x.row_strides[0] + origin.col +
@@ -123,7 +126,7 @@ template <DType D>
 __device__ __noinline__ void load_strided_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
   const bool along_rows = x.row_strides[x.row_dims - 1] < x.col_stride;
-  for (int i = threadIdx.x; i < kTileRows * kTileCols<D>; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileRows * kTileCols<D>; i += blockDim.x) {
     const int row = along_rows ? i % kTileRows : i / kTileCols<D>;
     const int col = along_rows ? i / kTileRows : i % kTileCols<D>;
     *reinterpret_cast<Storage*>(tile + element_offset<D>(row, col)) =
@@ -139,7 +142,11 @@ __device__ __forceinline__ void load_tile(const MatrixView& x, bool aligned, Til
   if (!aligned) {
     load_strided_tile<D>(x, origin, tile);
   } else if (origin.row + kTileRows <= x.rows && origin.col + kTileCols<D> <= x.cols) {
-    load_inner_tile<D>(x, origin, tile);
+    if (blockDim.x == kThreads) {
+      load_inner_tile<D, kThreads>(x, origin, tile);
+    } else {
+      load_inner_tile<D, kManyThreads>(x, origin, tile);
+    }
   } else {
     load_edge_tile<D>(x, origin, tile);
   }

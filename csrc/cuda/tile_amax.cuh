@@ -16,7 +16,7 @@ template <DType D>
 __device__ __forceinline__ float own_chunks_amax(const uint8_t* tile) {
   typename Element<D>::Pair m{};
 #pragma unroll
-  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileRows * kRowChunks; i += blockDim.x) {
     Chunk<D> chunk;
     chunk.vector = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(i / kRowChunks, i % kRowChunks));
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TilePlace place, cons
   const ColumnLane lane;
   TileAmax amax = {0.0F, 0.0F};
   const auto max = [](auto a, auto b) { return Element<D>::max_ignore_nan(a, b); };
-  for (int block = threadIdx.x / 32; block < kTileColBlocks<D>; block += kWarps) {
+  for (int block = threadIdx.x / 32; block < kTileColBlocks<D>; block += blockDim.x / 32) {
     const int col = block * kBlock + lane.pair * 2;
     const ColumnPair<D> x(tile, lane.row_block, col);
     const typename Element<D>::Pair m = x.reduce(max);
@@ -66,7 +66,7 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TilePlace place, cons
   }
   if (task.row_scaled && task.rowwise != nullptr) {
     constexpr int kBlocks = kTileColBlocks<D>;
-    for (int i = threadIdx.x; i < kTileRows * kBlocks; i += kThreads) {
+    for (int i = threadIdx.x; i < kTileRows * kBlocks; i += blockDim.x) {
       const int row = i / kBlocks;
       const RowBlock<D> x(tile, row, i % kBlocks);
       const float line = group_max_ignore_nan<kBlocks>(pair_max_ignore_nan<D>(x.reduce(max)));

@@ -9,13 +9,42 @@
 
 namespace nvfp4 {
 
+// Whether a magnitude is encoded as `code` or more, code = 1 .. 7: the midpoints, where ties go to the even code.
+NVFP4_HD constexpr bool reaches_e2m1(float a, int code) {
+  switch (code) {
+    case 1:
+      return a > 0.25F;
+    case 2:
+      return a >= 0.75F;
+    case 3:
+      return a > 1.25F;
+    case 4:
+      return a >= 1.75F;
+    case 5:
+      return a > 2.5F;
+    case 6:
+      return a >= 3.5F;
+    default:
+      return a > 5.0F;
+  }
+}
+
 // Nearest, ties to even code; saturates. The sign is y's own (-0 gives 8); a NaN gives 7.
 NVFP4_HD constexpr uint32_t encode_e2m1(float y) {
   if (is_nan(y)) return 7U;
   const float a = magnitude(y);
-  const uint32_t code = uint32_t(a > 0.25F) + uint32_t(a >= 0.75F) + uint32_t(a > 1.25F) + uint32_t(a >= 1.75F) +
-                        uint32_t(a > 2.5F) + uint32_t(a >= 3.5F) + uint32_t(a > 5.0F);
+  uint32_t code = 0;
+  NVFP4_UNROLL
+  for (int k = 1; k < 8; ++k) code += uint32_t(reaches_e2m1(a, k));
   return code | ((float_bits(y) >> 31) << 3);
+}
+
+// table[code of a], without an index that is only known at run time.
+NVFP4_HD constexpr float look_up_e2m1(float a, const float (&table)[8]) {
+  float value = table[0];
+  NVFP4_UNROLL
+  for (int k = 1; k < 8; ++k) value = reaches_e2m1(a, k) ? table[k] : value;
+  return value;
 }
 
 NVFP4_HD constexpr float decode_e2m1_magnitude(uint32_t code) {

@@ -37,11 +37,25 @@ NVFP4_HD constexpr ScaleCandidates scale_candidates(float block_max, float encod
   return {encode_e4m3(base), encode_e4m3(base * 1.5F)};  // saturating: the clamps at 448 are in the conversion
 }
 
-// 4over6: the error of one element, to be summed in element order; code and x without their signs.
-NVFP4_HD constexpr float candidate_error(float code_value, float scale, float amax, float e4m3_max, float abs_x,
+// 4over6: the error of a block under one candidate, summed in element order. x(i): the magnitude of element i.
+template <class Magnitudes>
+NVFP4_HD constexpr float candidate_error(const Magnitudes& x, uint32_t byte, float amax, float decode, float e4m3_max,
                                          bool squared) {
-  const float d = code_value * scale * amax / (kE2M1Max * e4m3_max) - abs_x;
-  return squared ? d * d : magnitude(d);
+  const float scale = decode_e4m3(byte);
+  const float multiplier = element_multiplier(scale, decode);
+  float values[8] = {0.0F * scale * amax};  // what each code would be read back as; NaN too
+  NVFP4_UNROLL
+  for (uint32_t code = 1; code < 8; ++code) {
+    values[code] = decode_e2m1_magnitude(code) * scale * amax / (kE2M1Max * e4m3_max);
+  }
+  float sum = 0.0F;
+  NVFP4_UNROLL
+  for (int i = 0; i < kBlock; ++i) {
+    const float a = x(i);
+    const float d = look_up_e2m1(a * multiplier, values) - a;
+    sum += squared ? d * d : magnitude(d);
+  }
+  return sum;
 }
 
 // What a code is multiplied by when it is read back. For amax > 1 the powers of two keep the product finite.
