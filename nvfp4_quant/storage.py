@@ -220,11 +220,12 @@ class NVFP4TensorStorage:
             settings = Settings.from_plain(settings)
         if self._read_only:
             refuse_write("quantize_")
-        if x.shape != self.shape:
-            raise ValueError(f"x must have the shape of the tensor, {tuple(self.shape)}, got {tuple(x.shape)}")
+        shape = self.shape
+        if x.shape != shape:
+            raise ValueError(f"x must have the shape of the tensor, {tuple(shape)}, got {tuple(x.shape)}")
         buffers = self._buffers_for(settings, noop_flag, in_graph or torch.compiler.is_compiling())
-        layout_shape = self._layout_shape()
-        x = x if layout_shape == self.shape else x.reshape(layout_shape)
+        if len(shape) == 1:
+            x = x.reshape(self._layout_shape())
         if settings.with_amax_reduction:
             amax_reduction.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
         else:

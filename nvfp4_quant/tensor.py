@@ -4,6 +4,7 @@ import hashlib
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import ops
 from .construction import checked_arguments
@@ -111,7 +112,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
     def _fill(self, x, *args) -> None:
         super()._fill(x, *args)
         if ops.is_eager(x) and not self.is_inference():  # traced, the writes to the buffers count by themselves
-            torch.autograd.graph.increment_version(self)
+            increment_version(self)
 
     def __tensor_flatten__(self):
         names = [name for name in ops.ATTRIBUTES if getattr(self, name) is not None]
