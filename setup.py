@@ -102,8 +102,10 @@ def wheel_includes() -> list[str]:
 
 
 def shared_cxx_runtime() -> list[str]:
-    """The shared libstdc++ by name, where there is one: some compilers would link the static one, and a second C++ runtime
-    beside torch's crashes in its first stream."""
+    """The shared libstdc++ by name, where there is one.
+
+    Some compilers would link the static one, and a second C++ runtime beside torch's crashes in its first stream.
+    """
     compiler = os.environ.get("CXX", "g++").split()
     name = "libstdc++.so.6"
     if shutil.which(compiler[0]) is None:
@@ -169,7 +171,9 @@ def native_extension():
     if nvcc:
         make, sources = CUDAExtension, sources + glob("csrc/cuda/*.cu")
         cxx.append("-DNVFP4_WITH_CUDA")
-    extension = make("nvfp4_quant._C", sorted(sources), extra_compile_args={"cxx": cxx, "nvcc": cuda})
+    headers = glob("csrc/**/*.*", recursive=True)  # and the sources left out here: a source distribution has them all
+    flags = {"cxx": cxx, "nvcc": cuda}
+    extension = make("nvfp4_quant._C", sorted(sources), depends=sorted(headers), extra_compile_args=flags)
     extension.extra_link_args = shared_cxx_runtime()
     # As system headers, so that -Wextra speaks of our code only.
     includes = extension.include_dirs + (wheel_includes() if nvcc else [])
