@@ -68,7 +68,7 @@ def check_mode(mode: str, x: torch.Tensor, found: list[torch.device]) -> list[st
     for device in found[1:]:
         try:
             difference = first_difference(y, quantize(x.to(device), options))
-        except RuntimeError as error:  # such as a GPU that the library holds no code for
+        except (RuntimeError, ValueError) as error:  # such as a GPU that the library holds no code for
             difference = str(error)
         wrong += [f"{mode} on {device}, compared with cpu: {difference}"] if difference else []
     decibels = sqnr_db(x, y.dequantize(dtype=torch.float32))
