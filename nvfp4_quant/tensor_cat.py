@@ -23,7 +23,7 @@ def _cat_compatible(tensors, dim: int) -> bool:
     return all(
         isinstance(x, NVFP4Tensor)
         and x.ndim >= 2
-        and dim % x.ndim == 0
+        and dim in (0, -x.ndim)
         and is_matrix(x)
         and not is_transposed(x)
         and (x.dtype, x.device, x.shape[1:]) == (first.dtype, first.device, first.shape[1:])

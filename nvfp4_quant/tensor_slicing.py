@@ -8,7 +8,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch._prims_common import infer_size
+from torch._prims_common import canonicalize_dim, canonicalize_dims, infer_size
 
 from . import ops
 from ._native import _C
@@ -64,7 +64,7 @@ def _view(func, x, size, *strides):
 
 @implements(aten.unsqueeze.default)
 def _unsqueeze(func, x, dim):
-    dim = dim % (x.ndim + 1)
+    dim = canonicalize_dim(x.ndim + 1, dim)
     if dim == x.ndim or not is_matrix(x):
         return _read_only_copy(func, x, dim)
     return _view(func, x, (*x.shape[:dim], 1, *x.shape[dim:]))
@@ -73,7 +73,7 @@ def _unsqueeze(func, x, dim):
 @implements(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(func, x, dims=None):
     dims = range(x.ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
-    dropped = {dim % x.ndim for dim in dims if x.shape[dim] == 1}
+    dropped = {dim for dim in canonicalize_dims(x.ndim, tuple(dims)) if x.shape[dim] == 1}
     if x.ndim - 1 in dropped or not is_matrix(x):
         return DequantizedCopy(torch.squeeze(dense(x), tuple(dropped)))
     return _view(func, x, tuple(n for dim, n in enumerate(x.shape) if dim not in dropped))
@@ -120,17 +120,17 @@ def _t(func, x):
 
 @implements(aten.transpose.int)
 def _transpose(func, x, dim0, dim1):
-    if dim0 % x.ndim == dim1 % x.ndim:
+    if canonicalize_dim(x.ndim, dim0) == canonicalize_dim(x.ndim, dim1):
         return alias(func, x)
     return _t(func, x) if x.ndim == 2 else _read_only_copy(func, x, dim0, dim1)
 
 
 @implements(aten.permute.default)
 def _permute(func, x, dims):
-    order = [dim % x.ndim for dim in dims]
-    if order == list(range(x.ndim)):
+    order = canonicalize_dims(x.ndim, tuple(dims))
+    if order == tuple(range(x.ndim)):
         return alias(func, x)
-    return _t(func, x) if order == [1, 0] else _read_only_copy(func, x, dims)
+    return _t(func, x) if order == (1, 0) else _read_only_copy(func, x, dims)
 
 
 # ---- parts
@@ -178,7 +178,8 @@ def _cut_side(side, start: int, end: int, lines_are_cut: bool, row_scaled: bool)
         return data[start:end].clone(), scale[start:end], amax.clone()
     blocks = slice(start // ops.BLOCK, -(-end // ops.BLOCK))
     per_block = ops.BLOCK // 2
-    return data[:, blocks.start * per_block : blocks.stop * per_block].contiguous(), scale[:, blocks], amax.clone()
+    data = data[:, blocks.start * per_block : blocks.stop * per_block]
+    return data.clone(memory_format=torch.contiguous_format), scale[:, blocks], amax.clone()
 
 
 def _cut_axis(x: NVFP4Tensor, dim: int) -> int | None:
@@ -196,9 +197,7 @@ def _packed_part(x: NVFP4Tensor, dim: int, start: int, end: int) -> NVFP4Tensor 
     if axis is None:
         return None
     settings = x._settings
-    unit = 1
-    for n in x.shape[dim + 1 : -1] if axis == 0 else ():
-        unit *= n
+    unit = math.prod(x.shape[dim + 1 : -1]) if axis == 0 else 1
     first, last = start * unit, end * unit
     aligned = first % ops.BLOCK == 0 and (last % ops.BLOCK == 0 or end == x.shape[dim])
     only_lines = axis == 0 and x._columnwise_data is None and not settings.with_2d_quantization
@@ -214,7 +213,7 @@ def _packed_part(x: NVFP4Tensor, dim: int, start: int, end: int) -> NVFP4Tensor 
 @implements(aten.slice.Tensor)
 def _slice(func, x, dim=0, start=None, end=None, step=1):
     """The whole range shares the buffers; a part is a copy, packed where possible, that refuses to be written."""
-    dim = dim % x.ndim
+    dim = canonicalize_dim(x.ndim, dim)
     size = x.shape[dim]
     start, end = _bound(start, 0, size), _bound(end, size, size)
     end = max(start, end)
@@ -235,6 +234,7 @@ def _bound(index, default: int, size: int) -> int:
 
 @implements(aten.split_with_sizes.default)
 def _split_with_sizes(func, x, sizes, dim=0):
+    dim = canonicalize_dim(x.ndim, dim)
     if sum(sizes) != x.shape[dim]:
         raise ValueError(f"{func}: split_sizes {sizes} must add up to {x.shape[dim]}, the size of dimension {dim}")
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
@@ -243,7 +243,7 @@ def _split_with_sizes(func, x, sizes, dim=0):
 
 @implements(aten.split.Tensor)
 def _split(func, x, size, dim=0):
-    total = x.shape[dim]
+    total = x.shape[canonicalize_dim(x.ndim, dim)]
     if size < 0 or (size == 0 and total):
         raise ValueError(f"{func}: split_size must be positive, got {size}")
     starts = range(0, max(total, 1), size or 1)

@@ -108,6 +108,8 @@ def test_which_parts_stay_packed(device, shape, index, packed):
     y = make_tensor(shape=shape, device=device)
     part, want = y[index], y.dequantize()[index]
     assert isinstance(part, NVFP4Tensor) == packed and part.shape == want.shape
+    if packed and part.numel() < y.numel():
+        assert_apart(part, y)
     assert_same_bytes(part.dequantize() if packed else part * 1, want, "values")
 
 
@@ -151,6 +153,34 @@ def test_split_and_chunk(device, mode):
     for bad in (lambda t: t.split([16, 16]), lambda t: t.split(-1)):
         with pytest.raises((RuntimeError, ValueError)):
             bad(y)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t.split(16, dim=2),
+        lambda t: t.split([16, 32], dim=-3),
+        lambda t: t.narrow(2, 0, 1),
+        lambda t: t.narrow(0, 40, 9),
+        lambda t: t.select(2, 0),
+        lambda t: t[48],
+        lambda t: t.unsqueeze(4),
+        lambda t: t.squeeze(3),
+        lambda t: t.transpose(0, 2),
+        lambda t: t.permute(0, 0),
+        lambda t: t.permute(0, 1, 2),
+        lambda t: t.view(7, -1),
+        lambda t: t.view(-1, -1),
+        lambda t: torch.cat([t, t], 2),
+    ],
+)
+def test_what_torch_refuses_is_refused(device, call):
+    y = make_tensor(device=device)
+    with pytest.raises((IndexError, RuntimeError)):
+        call(y.dequantize())
+    with pytest.raises((IndexError, RuntimeError, ValueError)) as error:
+        call(y)
+    assert not isinstance(error.value, NotImplementedError)
 
 
 # ---- views

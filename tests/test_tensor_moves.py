@@ -304,7 +304,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["1d", "columnwise", "rht_columnwise", "row_scaled", "swizzled"])
 def test_meta_and_fake_tensors_have_the_real_shapes(device, mode, name, fake):
     y = make_tensor(mode, device=device)
     want = OPERATIONS[name](y)
