@@ -4,6 +4,7 @@ import hashlib
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.graph import increment_version
 
 from . import ops
@@ -21,6 +22,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+    _is_graph_input = False  # while AOTAutograd traces: it hands on writes to buffers, but not to attributes
 
     # Tensor has these names too, and comes first: it must, for the shape, the dtype and the device.
     __repr__ = NVFP4TensorStorage.__repr__
@@ -109,6 +111,13 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         copy._read_only = False
         return copy
 
+    def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
+        if self._is_graph_input:
+            raise NotImplementedError("update_usage: a compiled function cannot change which buffers its inputs have")
+        super().update_usage(rowwise_usage, columnwise_usage)
+
+    update_usage.__doc__ = NVFP4TensorStorage.update_usage.__doc__
+
     def _fill(self, x, *args) -> None:
         super()._fill(x, *args)
         if ops.is_eager(x) and not self.is_inference():  # traced, the writes to the buffers count by themselves
@@ -126,6 +135,7 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         self = cls._wrap(buffers, settings, outer_size, dtype, device, stride=outer_stride)
         if read_only:
             self._read_only = True
+        self._is_graph_input = isinstance(next(iter(inner.values())), FunctionalTensor)
         return self
 
     def _stable_hash_for_caching(self) -> str:

@@ -222,6 +222,42 @@ def test_update_that_would_change_the_settings_is_refused(device):
     assert_same_buffers(y, oracle(make_x(device), {}))
 
 
+def test_update_under_a_second_name(device, dynamic):
+    """A tensor that comes in twice is one; so is its buffer, read as an attribute."""
+    q = NVFP4Quantizer()
+
+    def function(x, y, same):
+        q.update_quantized(x, y)
+        return same.dequantize(), same._rowwise_data + 0
+
+    def arguments(shape):
+        y = q(make_x(device, shape, 1))
+        return make_x(device, shape), y, y
+
+    assert_as_eager(function, arguments, dynamic)
+
+
+def test_update_usage_of_a_tensor_made_inside(device, dynamic):
+    q = NVFP4Quantizer(with_2d_quantization=True, columnwise=False)
+
+    def function(x):
+        y, z = q(x), q(x)
+        y.update_usage(columnwise_usage=True)
+        z.update_usage(columnwise_usage=True)
+        z.update_usage(rowwise_usage=False)
+        return y, z, z.dequantize()
+
+    assert_as_eager(function, lambda s: (make_x(device, s),), dynamic)
+
+
+def test_update_usage_of_an_input_is_refused(device):
+    """torch hands on writes to the buffers of an input, but not that one is gone: better loud than lost."""
+    y = NVFP4Quantizer()(make_x(device))
+    with pytest.raises(Exception, match="update_usage: a compiled function cannot"):
+        compiled(lambda y: (y.update_usage(columnwise_usage=False), y.dequantize())[1])(y)
+    assert y.get_usages() == {"rowwise": True, "columnwise": True}
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_swizzle(backend, device, dynamic):
     q = NVFP4Quantizer()
@@ -314,6 +350,25 @@ def test_recompiles_for_another_kind_of_tensor(device):
     assert counter.frame_count == 3
 
 
+def test_automatic_dynamic_shapes(device):
+    q = NVFP4Quantizer()
+    counter = CompileCounterWithBackend("aot_eager")
+    run = compiled(lambda x, y: (q(x), y.dequantize()), backend=counter)
+    for rows in (32, 48, 17, 65, 2):
+        x = make_x(device, (rows, 40))
+        assert_equal(run(x, q(x)), (q(x), q(x).dequantize()))
+    assert counter.frame_count <= 3
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode, device):
+    q = NVFP4Quantizer()
+    run = compiled(lambda x, y: (q(x), y.dequantize(), q.update_quantized(x, y)))
+    with mode():
+        x = make_x(device)
+        assert_equal(run(x, q(x * 2)), (q(x), q(x * 2).dequantize(), q(x)))
+
+
 # ---- training
 
 
@@ -386,6 +441,19 @@ def test_gradient_of_an_input_tensor(device):
     y = NVFP4Quantizer()(make_x(device)).requires_grad_()
     compiled(lambda y: (y.dequantize() * 2).sum())(y).backward()
     assert_equal(y.grad, torch.full(SHAPE, 2.0, device=device))
+
+
+def test_activation_checkpointing(device):
+    def loss(x):
+        block = lambda x: (NVFP4Quantizer()(x).dequantize() * x).sum()  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+
+    gradients = []
+    for run in (loss, compiled(loss)):
+        x = make_x(device).requires_grad_()
+        run(x).backward()
+        gradients.append(x.grad)
+    assert_equal(gradients[1], gradients[0])
 
 
 # ---- stochastic rounding
