@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) amax_kernel(const __grid_constant__ 
     amax = tiles_amax<D>(params);
     if (params.row_scaled) return;
   } else {
-    amax.rowwise = amax.columnwise = elements_amax<D>(params.x, params.x.rows);
+    amax.rowwise = amax.columnwise = elements_amax<D, kManyLoads>(params.x, params.x.rows);
   }
   const float rowwise = block_max_ignore_nan(amax.rowwise, shared);
   const float columnwise = Tiled ? block_max_ignore_nan(amax.columnwise, shared) : rowwise;
@@ -88,7 +88,7 @@ void amax_cuda(const AmaxParams& params, Stream stream) {
   } else {
     p.x = longest_rows(p.x);
     const bool stretches = in_stretches(p.x);
-    units = stretches ? p.x.rows * ceil_div(p.x.cols, kStretch) : ceil_div(p.x.rows * p.x.cols, kThreads);
+    units = stretches ? p.x.rows * ceil_div(p.x.cols, kStretch<kManyLoads>) : ceil_div(p.x.rows * p.x.cols, kThreads);
   }
   const int64_t blocks = std::min<int64_t>(units, kBlocksPerMultiprocessor * multiprocessor_count());
   dispatch_dtype(p.x.dtype, [&](auto dtype) {

@@ -33,7 +33,7 @@ struct TileExtent {
   uint32_t unit;
   uint32_t full;
   uint32_t rest;
-  __device__ TileExtent(int64_t length, uint32_t tile_length)
+  __device__ TileExtent(uint64_t length, uint32_t tile_length)
       : unit(tile_length), full(uint32_t(length / tile_length)), rest(uint32_t(length % tile_length)) {}
   __device__ __forceinline__ uint32_t at(uint32_t t) const { return t < full ? unit : t == full ? rest : 0U; }
 };

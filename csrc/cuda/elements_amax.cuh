@@ -8,10 +8,12 @@
 
 namespace nvfp4 {
 
-inline constexpr int kUnroll = 4;  // 16-byte loads in flight for each thread
+// 16-byte loads in flight for each thread: few where the blocks must share the work evenly.
+inline constexpr int kFewLoads = 4;
+inline constexpr int kManyLoads = 8;
 
 // One stretch of a row, contiguous: whole chunks where they are aligned, single elements at both ends.
-template <DType D>
+template <DType D, int Loads>
 __device__ __forceinline__ float stretch_amax(const typename Element<D>::Storage* x, int64_t length) {
   using Storage = typename Element<D>::Storage;
   constexpr int kPerChunk = Chunk<D>::kElements;
@@ -20,14 +22,14 @@ __device__ __forceinline__ float stretch_amax(const typename Element<D>::Storage
   const int64_t chunks = (length - head) / kPerChunk;
   const uint4* vectors = reinterpret_cast<const uint4*>(x + head);
   typename Element<D>::Pair m{};
-  for (int64_t first = threadIdx.x; first < chunks; first += kUnroll * blockDim.x) {
-    Chunk<D> chunk[kUnroll] = {};
+  for (int64_t first = threadIdx.x; first < chunks; first += Loads * blockDim.x) {
+    Chunk<D> chunk[Loads] = {};
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < Loads; ++u) {
       if (first + u * blockDim.x < chunks) chunk[u].vector = vectors[first + u * blockDim.x];
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < Loads; ++u) {
 #pragma unroll
       for (int e = 0; e < Chunk<D>::kPairs; ++e) {
         m = Element<D>::max_ignore_nan(m, Element<D>::magnitude(chunk[u].pair[e]));
@@ -42,8 +44,9 @@ __device__ __forceinline__ float stretch_amax(const typename Element<D>::Storage
   return amax;
 }
 
-inline constexpr int64_t kStretch = int64_t(kThreads) * kUnroll * 8;  // elements a block takes at a time
-inline constexpr int64_t kMinStretch = 512;                           // shorter rows are read element by element
+template <int Loads>
+inline constexpr int64_t kStretch = int64_t(kThreads) * Loads * 8;  // elements a block takes at a time
+inline constexpr int64_t kMinStretch = 512;                         // shorter rows are read element by element
 
 // Whether rows are read in stretches, else element by element.
 __host__ __device__ inline bool in_stretches(const MatrixView& x) { return x.col_stride == 1 && x.cols >= kMinStretch; }
@@ -63,7 +66,7 @@ inline MatrixView longest_rows(MatrixView x) {
 }
 
 // This thread's share of the first `rows` rows.
-template <DType D>
+template <DType D, int Loads>
 __device__ __forceinline__ float elements_amax(const MatrixView& x, int64_t rows) {
   using Storage = typename Element<D>::Storage;
   const Storage* data = static_cast<const Storage*>(x.data);
@@ -71,12 +74,12 @@ __device__ __forceinline__ float elements_amax(const MatrixView& x, int64_t rows
   if (in_stretches(x)) {
     const bool one_row = x.row_dims == 1 && x.row_strides[0] == x.cols;
     const int64_t cols = one_row ? rows * x.cols : x.cols;
-    const int64_t stretches = ceil_div(cols, kStretch);
+    const int64_t stretches = ceil_div(cols, kStretch<Loads>);
     const int64_t units = (one_row ? 1 : rows) * stretches;
     for (int64_t i = blockIdx.x; i < units; i += gridDim.x) {
       const int64_t row = one_row ? 0 : i / stretches;
-      const int64_t first = (one_row ? i : i % stretches) * kStretch;
-      amax = fmaxf(amax, stretch_amax<D>(data + x.row_offset(row) + first, min(kStretch, cols - first)));
+      const int64_t first = (one_row ? i : i % stretches) * kStretch<Loads>;
+      amax = fmaxf(amax, stretch_amax<D, Loads>(data + x.row_offset(row) + first, min(kStretch<Loads>, cols - first)));
     }
     return amax;
   }

@@ -13,71 +13,55 @@
 namespace nvfp4 {
 namespace {
 
-constexpr int kSlots = 2;
-
-// The tiles of one block, every gridDim.x-th of the grid, and two slots for them in shared memory.
+// The tiles of one block, every gridDim.x-th of the grid. The last one stays in shared memory between amax and cast.
 template <DType D>
-struct Ring {
+struct BlockTiles {
   const MatrixView& x;
-  uint8_t* slots;
+  uint8_t* slot;
   TileGrid grid;
-  int count;
+  uint32_t count;
   bool aligned;
 
-  __device__ Ring(const MatrixView& matrix, uint8_t* memory)
+  __device__ BlockTiles(const MatrixView& matrix, uint8_t* memory)
       : x(matrix),
-        slots(memory),
+        slot(memory),
         grid(tile_grid<D>(matrix)),
-        count(int((grid.count() - blockIdx.x + gridDim.x - 1) / gridDim.x)),
+        count((grid.count() - blockIdx.x + gridDim.x - 1) / gridDim.x),
         aligned(has_aligned_rows<D>(matrix)) {}
 
-  __device__ __forceinline__ uint8_t* slot(int i) const { return slots + (i & 1) * kTileBytes; }
-  __device__ __forceinline__ TilePlace place(int i) const { return tile_place(blockIdx.x + i * gridDim.x, grid); }
+  __device__ __forceinline__ TilePlace place(uint32_t i) const { return tile_place(blockIdx.x + i * gridDim.x, grid); }
 
-  // Always closes one group of copies, so that the groups can be counted.
-  __device__ __forceinline__ void load(int i) const {
-    if (i >= 0 && i < count) {
-      load_tile<D>(x, aligned, place(i), slot(i));
-    } else {
-      ptx::copy_async_commit();
-    }
-  }
-  // The tiles of all blocks before the last two of each.
-  __device__ __forceinline__ uint32_t other_tiles() const {
-    const uint32_t resident = kSlots * gridDim.x;
-    return grid.count() > resident ? grid.count() - resident : 0U;
-  }
+  // The tiles of all blocks before the last one of each.
+  __device__ __forceinline__ uint32_t others() const { return grid.count() - min(grid.count(), gridDim.x); }
+
+  __device__ __forceinline__ void load(TilePlace tile) const { load_tile<D>(x, aligned, tile, slot); }
 };
 
-// Both of the following return the block's share of the amaxes and leave its last two tiles in the ring.
+// Both of the following return the block's share of the amaxes and leave its last tile in the slot.
 
-// The order does not matter: what does not stay in the ring is read straight through, evenly shared among the blocks.
+// The order does not matter: what does not stay on chip is read straight through, evenly shared among the blocks.
 template <DType D>
-__device__ __forceinline__ TileAmax untiled_amax(const Ring<D>& ring) {
-  ring.load(ring.count - 2);
-  ring.load(ring.count - 1);
-  const int64_t rows = int64_t(ceil_div(int64_t(ring.other_tiles()), ring.grid.cols)) * kTileRows;
-  float amax = rows == 0 ? 0.0F : elements_amax<D>(ring.x, min(rows, ring.x.rows));
+__device__ __forceinline__ TileAmax untiled_amax(const BlockTiles<D>& tiles) {
+  tiles.load(tiles.place(tiles.count - 1));
+  const int64_t rows = int64_t(ceil_div(int64_t(tiles.others()), tiles.grid.cols)) * kTileRows;
+  float amax = rows == 0 ? 0.0F : elements_amax<D, kFewLoads>(tiles.x, min(rows, tiles.x.rows));
   ptx::copy_async_wait<0>();
-  if (!ring.aligned) __syncthreads();  // else every thread looks at its own copies only
-  if (ring.count > 1) amax = fmaxf(amax, own_chunks_amax<D>(ring.slot(ring.count - 2)));
-  amax = fmaxf(amax, own_chunks_amax<D>(ring.slot(ring.count - 1)));
+  if (!tiles.aligned) __syncthreads();  // else every thread looks at its own copies only
+  amax = fmaxf(amax, own_chunks_amax<D>(tiles.slot));
   return {amax, amax};
 }
 
 // For the transform and for single lines, which need to see 16x16 blocks.
 template <DType D>
-__device__ __forceinline__ TileAmax tiled_amax(const Ring<D>& ring, const AmaxTask& task) {
-  ring.load(0);
-  ring.load(1);
+__device__ __forceinline__ TileAmax tiled_amax(const BlockTiles<D>& tiles, const AmaxTask& task) {
   TileAmax amax = {0.0F, 0.0F};
-  for (int i = 0; i < ring.count; ++i) {
-    ptx::copy_async_wait<kSlots - 1>();
+  for (uint32_t i = 0; i < tiles.count; ++i) {
     __syncthreads();
-    const TileAmax one = tile_amax<D>(task, ring.place(i), ring.slot(i));
+    tiles.load(tiles.place(i));
+    ptx::copy_async_wait<0>();
+    __syncthreads();
+    const TileAmax one = tile_amax<D>(task, tiles.place(i), tiles.slot);
     amax = {fmaxf(amax.rowwise, one.rowwise), fmaxf(amax.columnwise, one.columnwise)};
-    __syncthreads();
-    ring.load(i + kSlots);
   }
   return amax;
 }
@@ -100,26 +84,25 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
   }
 }
 
-// Blocks of kManyThreads that should fit on a multiprocessor, or twice as many of kThreads: as many as the rings leave
-// room for, where the registers suffice.
+// Blocks of kManyThreads that should fit on a multiprocessor, or twice as many of kThreads.
 template <Rounding R, bool WithRht, bool RowScaled>
-inline constexpr int kMinBlocks = WithRht || RowScaled || R != Rounding::kNearest ? 2 : 3;
+inline constexpr int kMinBlocks = WithRht ? 2 : R == Rounding::kNearest && !RowScaled ? 4 : 3;
 
 // scratch: [2, blocks], the amaxes of every block by direction, unused if row-scaled; then a counter.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
 __global__ void __launch_bounds__(kManyThreads, kMinBlocks<R, WithRht, RowScaled>)
     fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
   if (is_noop(params.noop_flag)) return;
-  extern __shared__ __align__(16) uint8_t memory[];
+  __shared__ alignas(16) uint8_t slot[kTileBytes];
   __shared__ CastShared shared;
-  __shared__ ScaleStage stage[2];
+  __shared__ ScaleStage stage;
   __shared__ float reduction[kMaxWarps];
-  __shared__ uint32_t drawn[2];
+  __shared__ uint32_t drawn;
   const auto whole_grid = cooperative_groups::this_grid();
   uint32_t* const tickets = reinterpret_cast<uint32_t*>(scratch + 2 * gridDim.x);
 
   // 1. The amax.
-  const Ring<D> ring(params.x, memory);
+  const BlockTiles<D> tiles(params.x, slot);
   const AmaxTask task = {
       params.rowwise.amax, params.columnwise.amax, params.x.rows, params.x.cols, WithRht, params.sign_mask, RowScaled};
   if (blockIdx.x == 0 && threadIdx.x == 0) *tickets = 0;
@@ -129,9 +112,9 @@ __global__ void __launch_bounds__(kManyThreads, kMinBlocks<R, WithRht, RowScaled
   }
   TileAmax amax;
   if constexpr (WithRht || RowScaled) {
-    amax = tiled_amax<D>(ring, task);
+    amax = tiled_amax<D>(tiles, task);
   } else {
-    amax = untiled_amax<D>(ring);
+    amax = untiled_amax<D>(tiles);
   }
   if constexpr (!RowScaled) {
     amax.rowwise = block_max_ignore_nan(amax.rowwise, reduction);
@@ -153,46 +136,32 @@ __global__ void __launch_bounds__(kManyThreads, kMinBlocks<R, WithRht, RowScaled
     }
   }
 
-  // 3. The cast: the block's own last two tiles, then those that it draws a ticket for, the newest first. Behind each
-  // barrier the slot of the tile before is free for the next load, and its scales are complete.
+  // 3. The cast: the block's own last tile, then those that it draws a ticket for, the newest first.
   const TensorCast<D, R, WithRht, RowScaled> tensor(params, amax.rowwise, amax.columnwise, shared);
-  const uint32_t others = ring.other_tiles();
-  TilePlace done{};
-  TilePlace place = ring.place(ring.count - 1);
-  TilePlace next = ring.place(max(ring.count - 2, 0));
-  bool has_next = ring.count > 1;
-  int turn = 0;
-  for (;; ++turn) {
-    const int i = (ring.count - 1 + turn) & 1;
-    ptx::copy_async_wait<0>();
+  const uint32_t others = tiles.others();
+  TilePlace place = tiles.place(tiles.count - 1);
+  for (;;) {
     __syncthreads();
-    if (turn > 0) {
-      const uint32_t ticket = drawn[(turn - 1) & 1];
-      has_next = ticket < others;
-      next = tile_place(others - 1 - ticket, ring.grid);
-      if (has_next) load_tile<D>(ring.x, ring.aligned, next, ring.slot(i + 1));
-      tensor.write_out(done, stage[(turn - 1) & 1]);
-    }
     const uint32_t ticket = threadIdx.x == 0 && others > 0 ? atomicAdd(tickets, 1U) : 0U;
-    tensor.cast(place, ring.slot(i), shared, stage[turn & 1]);
-    if (threadIdx.x == 0) drawn[turn & 1] = ticket;  // only now, so that the cast hides the atomic's way
-    done = place;
-    if (!has_next) break;
-    place = next;
+    tensor.cast(place, slot, shared, stage);
+    if (threadIdx.x == 0) drawn = ticket;  // only now, so that the cast hides the atomic's way
+    __syncthreads();
+    tensor.write_out(place, stage);
+    if (drawn >= others) return;
+    place = tile_place(others - 1 - drawn, tiles.grid);
+    tiles.load(place);
+    ptx::copy_async_wait<0>();
   }
-  __syncthreads();
-  tensor.write_out(done, stage[turn & 1]);
 }
 
 template <class F>
 void dispatch_kernel(const QuantizeParams& params, F&& f) {
   dispatch_cast(params, [&](auto dtype, auto rounding, auto with_rht, auto row_scaled) {
     constexpr auto kKernel = fused_quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>;
-    constexpr int kBytes = kSlots * kTileBytes;
     const int64_t tiles = tile_grid<dtype()>(params.x).count();
-    const int resident = resident_blocks<kKernel>(kThreads, kBytes);
+    const int resident = resident_blocks<kKernel>(kThreads);
     const int threads = 2 * tiles <= resident ? threads_for(tiles) : kThreads;
-    f(kKernel, int(std::min<int64_t>(tiles, resident)), threads, kBytes);
+    f(kKernel, int(std::min<int64_t>(tiles, resident)), threads);
   });
 }
 
@@ -200,7 +169,7 @@ void dispatch_kernel(const QuantizeParams& params, F&& f) {
 
 int64_t fused_scratch_elements(const QuantizeParams& params) {
   int64_t elements = 0;
-  dispatch_kernel(params, [&](auto, int blocks, int, int) { elements = 2 * int64_t(blocks) + 1; });
+  dispatch_kernel(params, [&](auto, int blocks, int) { elements = 2 * int64_t(blocks) + 1; });
   return elements;
 }
 
@@ -214,14 +183,13 @@ void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream st
     amax.row_scaled = params.row_scaled;
     return zero_amax_cuda(amax, stream);
   }
-  dispatch_kernel(params, [&](auto kernel, int blocks, int threads, int shared_bytes) {
+  dispatch_kernel(params, [&](auto kernel, int blocks, int threads) {
     cudaLaunchAttribute cooperative{};
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(unsigned(blocks));
     config.blockDim = dim3(unsigned(threads));
-    config.dynamicSmemBytes = size_t(shared_bytes);
     config.stream = cudaStream_t(stream);
     config.attrs = &cooperative;
     config.numAttrs = 1;

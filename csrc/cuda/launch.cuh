@@ -51,15 +51,13 @@ inline int multiprocessor_count() {
 // Threads of a block for a kernel with one tile a block.
 inline int threads_for(int64_t tiles) { return tiles <= 2 * multiprocessor_count() ? kManyThreads : kThreads; }
 
-// Blocks of a kernel with dynamic shared memory that fit on the device at once.
+// Blocks of a kernel that fit on the device at once.
 template <auto Kernel>
-int resident_blocks(int threads, int shared_bytes) {
+int resident_blocks(int threads) {
   static std::atomic<int> cache[kMaxDevices];
   return cached_on_device(cache, [=](int) {
-    check_cuda(cudaFuncSetAttribute(Kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-               "shared memory of a kernel");
     int blocks = 0;
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, Kernel, threads, shared_bytes), "occupancy");
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, Kernel, threads, 0), "occupancy");
     if (blocks == 0) throw std::runtime_error("nvfp4_quant: a kernel does not fit on this device");
     return blocks * multiprocessor_count();
   });
