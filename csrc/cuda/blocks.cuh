@@ -67,9 +67,14 @@ struct ColumnPair {
   Pair row[kBlock];
 
   __device__ __forceinline__ ColumnPair(const uint8_t* tile, int row_block, int col) {
+    // Within a block the place of a column only depends on whether the row is odd.
+    const int first = row_block * kBlock;
+    const uint8_t* even = tile + ptx::opaque(element_offset<D>(first, col));
+    const uint8_t* odd = even;
+    if constexpr (sizeof(Pair) == 8) odd = tile + ptx::opaque(element_offset<D>(first + 1, col) - kRowBytes);
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
-      row[i] = *reinterpret_cast<const Pair*>(tile + element_offset<D>(row_block * kBlock + i, col));
+      row[i] = *reinterpret_cast<const Pair*>((i % 2 == 0 ? even : odd) + i * kRowBytes);
     }
   }
   template <class Max>

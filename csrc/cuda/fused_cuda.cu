@@ -86,7 +86,9 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
 
 // Blocks of kManyThreads that should fit on a multiprocessor, or twice as many of kThreads.
 template <Rounding R, bool WithRht, bool RowScaled>
-inline constexpr int kMinBlocks = WithRht ? 2 : R == Rounding::kNearest && !RowScaled ? 4 : 3;
+inline constexpr int kMinBlocks = WithRht                                 ? 2
+                                  : R == Rounding::kNearest && !RowScaled ? 4
+                                                                          : 3;
 
 // scratch: [2, blocks], the amaxes of every block by direction, unused if row-scaled; then a counter.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kManyThreads) quantize_kernel(const __grid_con
   float columnwise = 0.0F;
   if constexpr (!RowScaled) {
     rowwise = known_amax(params, params.rowwise, params.columnwise);
-    columnwise = known_amax(params, params.columnwise, params.rowwise);
+    columnwise = WithRht ? known_amax(params, params.columnwise, params.rowwise) : rowwise;
   }
   const TensorCast<D, R, WithRht, RowScaled> tensor(params, rowwise, columnwise, shared);
   if (params.amax_source != AmaxSource::kBuffers && blockIdx.x == 0 && threadIdx.x == 0) {
