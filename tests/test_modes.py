@@ -159,24 +159,6 @@ def test_row_scaled_lines_are_those_quantized_alone(mode, device, schedule):
             assert_same_bytes(got[f"amax_{side}"][i : i + 1], want["amax_rowwise"], f"{side} {i}")
 
 
-# ---- 4over6
-
-
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.startswith("4over6")])
-def test_four_over_six_takes_the_better_scale(mode, device, schedule):
-    """Tiles of 4, 3, 2 are exact if their largest becomes 4, tiles of 6, 4, 3 if it becomes 6."""
-    steps = torch.arange(16 * 32) * 7 % 3  # 3 and 16 have no common factor: every line of a tile holds every value
-    to_four, to_six = torch.tensor([4.0, 3.0, 2.0]) / 4, torch.tensor([6.0, 4.0, 3.0]) / 6
-    x = torch.cat([to_four[steps], to_six[steps]]).reshape(32, 32).to(device)
-    amax = MODES[mode].get("nvfp4_e4m3_max", 448) / 32  # makes the scales 32 (largest becomes 6) and 48 (4)
-    row_scaled = "row_scaled" in mode
-    if row_scaled:
-        x = torch.cat([x, torch.full((32, 16), amax, device=device)], dim=1)
-    got = native(x, MODES[mode], schedule, None if row_scaled else amax)
-    scale = reference.decode_e4m3(got["rowwise_scale_inv"][:32, :2].cpu().contiguous())
-    assert_same_bytes(scale, torch.tensor([48.0] * 16 + [32.0] * 16)[:, None].expand(32, 2))
-
-
 # ---- swizzled scales
 
 
