@@ -161,6 +161,9 @@ class NVFP4Quantizer:
         Buffers that stay keep their memory; those of a new usage are allocated, those no longer wanted dropped. With a
         noop_flag (float32, one element on src's device) of exactly 1 nothing is written; dst must then have this
         quantizer's settings already (ValueError). Errors as for `quantize`.
+
+        In a compiled function dst must have these settings too, and its buffers are then read by `get_data_tensors`:
+        torch.compile takes `dst._rowwise_data` of an input for another input, which no write to dst reaches.
         """
         _require_plain("src", src)
         return self._fill(src, dst, noop_flag, None, generator, rng_state)
