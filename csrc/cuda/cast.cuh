@@ -50,7 +50,7 @@ struct Direction {
   LineScale tensor;
   const float* multiplier;
 
-  __device__ Direction(const DirectionLayout<int64_t>& layout, const DirectionBuffers& direction_buffers,
+  __device__ Direction(const DirectionLayout<uint64_t>& layout, const DirectionBuffers& direction_buffers,
                        const float* multipliers)
       : buffers(direction_buffers),
         lines(layout.lines, Lines),
@@ -241,8 +241,9 @@ struct TensorCast {
   // Fills the tables: a barrier must follow. Amaxes are unused if row-scaled.
   __device__ TensorCast(const QuantizeParams& params, float amax_rowwise, float amax_columnwise, CastShared& shared)
       : caster{params, R == Rounding::kStochastic ? unpack(params.random) : Philox{}},
-        rowwise({params.x.rows, params.x.cols}, params.rowwise, shared.multiplier[0]),
-        columnwise({params.x.cols, params.x.rows}, params.columnwise, shared.multiplier[WithRht ? 1 : 0]) {
+        rowwise({uint64_t(params.x.rows), uint64_t(params.x.cols)}, params.rowwise, shared.multiplier[0]),
+        columnwise({uint64_t(params.x.cols), uint64_t(params.x.rows)}, params.columnwise,
+                   shared.multiplier[WithRht ? 1 : 0]) {
     if constexpr (RowScaled) return;
     rowwise.tensor = {amax_rowwise, tensor_scale(amax_rowwise, params.e4m3_max)};
     columnwise.tensor =

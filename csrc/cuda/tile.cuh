@@ -37,8 +37,8 @@ struct TileGrid {
 };
 template <DType D>
 __host__ __device__ inline TileGrid tile_grid(const MatrixView& x) {
-  return {uint32_t(round_up(x.rows, kScaleLineAlign) / kTileRows),
-          uint32_t(round_up(x.cols, kScaleLineAlign) / kTileCols<D>)};
+  return {uint32_t(round_up(uint64_t(x.rows), kScaleLineAlign) / kTileRows),
+          uint32_t(round_up(uint64_t(x.cols), kScaleLineAlign) / kTileCols<D>)};
 }
 
 // A tile by its place in the grid, and its first element.
@@ -59,10 +59,15 @@ __device__ __forceinline__ TileOrigin tile_origin(TilePlace place) {
 }
 
 template <DType D>
-__device__ __forceinline__ int chunk_offset(int row, int chunk) {
-  chunk ^= (chunk >> 3) ^ ((row / kBlock & 3) << 1);
+__device__ __forceinline__ int chunk_offset(int row, int row_block, int chunk) {
+  chunk ^= (chunk >> 3) ^ ((row_block & 3) << 1);
   if constexpr (sizeof(typename Element<D>::Storage) == 4) chunk ^= (row & 1) << 1;
   return row * kRowBytes + chunk * 16;
+}
+
+template <DType D>
+__device__ __forceinline__ int chunk_offset(int row, int chunk) {
+  return chunk_offset<D>(row, row / kBlock, chunk);
 }
 
 template <DType D>
@@ -109,6 +114,7 @@ template <DType D, int Threads>
 __device__ __forceinline__ void load_inner_tile(const MatrixView& x, TileOrigin origin, uint8_t* tile) {
   using Storage = typename Element<D>::Storage;
   constexpr int kRowStep = Threads / kRowChunks;
+  static_assert(kBlock % kRowStep == 0);  // so that `row` alone tells the block of first + row
   const int chunk = threadIdx.x % kRowChunks;
   const int first = threadIdx.x / kRowChunks;
   const Storage* source = static_cast<const Storage*>(x.data) + (origin.row + first) * x.row_strides[0] + origin.col +
@@ -116,7 +122,7 @@ __device__ __forceinline__ void load_inner_tile(const MatrixView& x, TileOrigin 
   const int64_t step = x.row_strides[0] * kRowStep;
 #pragma unroll
   for (int row = 0; row < kTileRows; row += kRowStep) {
-    ptx::copy16_async(tile + chunk_offset<D>(first + row, chunk), source);
+    ptx::copy16_async(tile + chunk_offset<D>(first + row, row / kBlock, chunk), source);
     source += step;
   }
 }

@@ -15,11 +15,11 @@ inline constexpr int kScaleTileBytes = kScaleLineAlign * kScaleBlockAlign;  // o
 // Int: an integer, or torch's symbolic one.
 template <class Int>
 NVFP4_HD constexpr Int ceil_div(const Int& value, int64_t unit) {
-  return (value + (unit - 1)) / unit;
+  return (value + Int(unit - 1)) / Int(unit);
 }
 template <class Int>
 NVFP4_HD constexpr Int round_up(const Int& value, int64_t unit) {
-  return ceil_div(value, unit) * unit;
+  return ceil_div(value, unit) * Int(unit);
 }
 
 // The buffers of one direction: `lines` lines of `length` elements each, blocks along the line.
