@@ -138,6 +138,16 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         self._is_graph_input = isinstance(next(iter(inner.values())), FunctionalTensor)
         return self
 
+    def __coerce_tangent_metadata__(self) -> Tensor:
+        """What AOTAutograd shall expect as the gradient of such an output of a compiled function: a plain tensor.
+
+        It asks the answer, which it takes for another tensor of this class, for its inner tensors: there are none.
+        """
+        buffer = next(buffer for buffer in self._buffers() if buffer is not None)
+        gradient = buffer.new_empty(self.shape, dtype=self.dtype)
+        gradient.__tensor_flatten__ = lambda: ([], None)
+        return gradient
+
     def _stable_hash_for_caching(self) -> str:
         """What a graph compiled for such a tensor depends on; torch's own form of it fails on symbolic sizes."""
         names, context = self.__tensor_flatten__()

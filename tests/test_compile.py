@@ -440,6 +440,22 @@ def test_parameter(device, dynamic):
     assert_equal(gradients[1], gradients[0])
 
 
+def test_gradient_through_output_tensors(device, dynamic):
+    """Plain gradients reach a quantized result of a compiled function, also if only some results have one."""
+    q = NVFP4Quantizer()
+
+    def function(x):
+        return q(x), (q(x * 2).dequantize() * 3).sum(), q(x)
+
+    for use in (lambda y, loss, z: (y.dequantize() * 5).sum() + loss, lambda y, loss, z: loss):
+        gradients = []
+        for run in (function, compiled(function, dynamic)):
+            x = make_x(device).requires_grad_()
+            use(*run(x)).backward()
+            gradients.append(x.grad)
+        assert_equal(gradients[1], gradients[0])
+
+
 def test_gradient_of_an_input_tensor(device):
     y = NVFP4Quantizer()(make_x(device)).requires_grad_()
     compiled(lambda y: (y.dequantize() * 2).sum())(y).backward()
