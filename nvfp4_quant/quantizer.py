@@ -214,6 +214,9 @@ class NVFP4Quantizer:
         """The shape of the column-wise data for a tensor of `shape`: (K, Mp/2)."""
         return _C.columnwise_shape(tuple(shape))
 
+    def __reduce__(self):
+        return NVFP4Quantizer._from_settings, (self._settings,)
+
     def __deepcopy__(self, memo) -> "NVFP4Quantizer":
         return self.copy()  # of all options only the process group is an object, and it cannot be copied
 

@@ -167,14 +167,15 @@ def test_settings_are_kept_until_an_option_changes(device):
 @pytest.mark.parametrize(
     "duplicate", [NVFP4Quantizer.copy, copy.copy, copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))]
 )
-def test_copies_are_apart(duplicate, device):
+@pytest.mark.parametrize("internal", [False, True])
+def test_copies_are_apart(internal, duplicate, device):
     q = NVFP4Quantizer(columnwise=False, with_2d_quantization=True, stochastic_rounding=True)
-    q.optimize_for_gemm = q.internal = True
+    q.optimize_for_gemm = q.internal = internal
     c = duplicate(q)
     assert type(c) is NVFP4Quantizer and c is not q and c._settings == q._settings
     c.set_usage(columnwise=True)
     c.optimize_for_gemm = False
-    assert not q.columnwise_usage and q.optimize_for_gemm
+    assert not q.columnwise_usage and q.optimize_for_gemm == internal
     c.internal = False
     assert isinstance(c(torch.ones(1, 16, device=device)), NVFP4Tensor)
 
