@@ -40,6 +40,8 @@ def quantize_into(x, buffers: ops.Buffers, settings, noop_flag=None, amax=None, 
     ops.quantizer_amax_into(x, settings, *reduced)
     all_reduce_max([amax for amax in reduced if amax is not None], settings.amax_reduction_group)
     if noop_flag is not None:
+        nothing = [None if t is None else torch.empty_like(t) for t in targets]
+        settings.native().compute_amax_into(x[:0], *nothing, noop_flag)  # refuses a wrong flag before any write
         for target, new in zip(targets, reduced, strict=True):
             if target is not None:
                 target.copy_(torch.where(noop_flag.reshape(1) == 1, target, new))

@@ -73,8 +73,9 @@ class NVFP4TensorStorage:
         return self.shape if dim is None else self.shape[dim]
 
     @property
-    def device(self) -> torch.device:
-        return next(buffer.device for buffer in self._buffers() if buffer is not None)
+    def device(self) -> torch.device | None:
+        """That of the buffers; None if all of them were taken away."""
+        return next((buffer.device for buffer in self._buffers() if buffer is not None), None)
 
     @property
     def _quantizer(self):

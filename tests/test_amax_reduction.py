@@ -123,6 +123,10 @@ def check_noop_flag(rank, device):
     flag = torch.full((1,), float(rank), device=device)
     quantizer.update_quantized(second[rank].to(device), y, noop_flag=flag)
     assert_same_buffers(y, before if rank else want_of(second, 0, {}), f"rank {rank}")
+    for wrong, error in ((flag.double(), TypeError), (torch.zeros(2, device=device), ValueError)):
+        with pytest.raises(error, match="noop_flag"):
+            quantizer.update_quantized(first[rank].to(device), y, noop_flag=wrong)
+    assert_same_buffers(y, before if rank else want_of(second, 0, {}), f"rank {rank} after a wrong flag")
     quantizer.update_quantized(second[rank].to(device), y, noop_flag=flag * 0)
     assert_same_buffers(y, want_of(second, rank, {}), f"rank {rank} afterwards")
 

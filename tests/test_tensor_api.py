@@ -230,6 +230,9 @@ def test_dequantize_without_a_piece(cls, device):
     y._rowwise_data = y._columnwise_data = None
     with pytest.raises(RuntimeError, match="data"):
         y.dequantize()
+    for name in BUFFERS:
+        setattr(y, f"_{name}", None)
+    assert "usage=none" in repr(y) and y.get_usages() == {"rowwise": False, "columnwise": False}
 
 
 # ---- in place
