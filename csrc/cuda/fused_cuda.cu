@@ -1,6 +1,5 @@
-// Amax and cast in one launch. Every block reads its tiles through a ring in shared memory, the grid agrees on the
-// amax, and every block casts its tiles in the opposite order: the newest are still in the ring, the next ones in the
-// L2.
+// Amax and cast in one launch. The blocks read all of x, each keeping one tile in shared memory, and agree on the amax;
+// then they cast the tiles in the opposite order: first those on chip, then what the L2 still holds.
 #include <cooperative_groups.h>
 
 #include "../dispatch.h"
@@ -85,14 +84,14 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
 }
 
 // Blocks of kManyThreads that should fit on a multiprocessor, or twice as many of kThreads.
-template <Rounding R, bool WithRht, bool RowScaled>
-inline constexpr int kMinBlocks = WithRht                                 ? 2
-                                  : R == Rounding::kNearest && !RowScaled ? 4
-                                                                          : 3;
+constexpr int min_blocks(Rounding rounding, bool with_rht, bool row_scaled) {
+  if (with_rht) return 2;
+  return rounding == Rounding::kNearest && !row_scaled ? 4 : 3;
+}
 
 // scratch: [2, blocks], the amaxes of every block by direction, unused if row-scaled; then a counter.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
-__global__ void __launch_bounds__(kManyThreads, kMinBlocks<R, WithRht, RowScaled>)
+__global__ void __launch_bounds__(kManyThreads, min_blocks(R, WithRht, RowScaled))
     fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
   if (is_noop(params.noop_flag)) return;
   __shared__ alignas(16) uint8_t slot[kTileBytes];
