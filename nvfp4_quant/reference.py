@@ -3,7 +3,6 @@
 Every step is one fp32 operation of eager torch, rounded on its own: no fused multiply-add, and tensors divided by
 tensors (torch turns a division by a number into a product with its reciprocal on some devices). A tensor is seen as
 `(M, K)`; "lines" are the rows of x (row-wise) or of x transposed (column-wise), zero-padded to multiples of 16.
-
 Works for any strides and on any device. Under `torch.set_flush_denormal(True)` the CPU results are not the contract's.
 """
 
@@ -140,8 +139,7 @@ def random_bytes(rng_state: tuple[int, int], lines: int, blocks_per_line: int, c
     """int64 (lines, blocks_per_line, 16) random bytes; they depend on nothing but the element's place."""
     seed, offset = rng_state
     block = torch.arange(lines * blocks_per_line, device=device).reshape(lines, blocks_per_line)
-    if columnwise:
-        block = block | -(2**63)
+    block = block | (-(2**63) if columnwise else 0)
     words = torch.stack(philox(seed, block, offset // 4), dim=-1)
     shifts = torch.arange(0, 32, 8, device=device)
     return (words[..., None] >> shifts & 0xFF).flatten(-2)
