@@ -87,11 +87,17 @@ void check_buffers(const Options& options, const at::Tensor& x, const Buffers& o
     check_written(buffer, buffer_dtype(index), x.device(), name);
     TORCH_CHECK_VALUE(buffer.sizes() == at::IntArrayRef(shape), name, ": expected shape ", at::IntArrayRef(shape),
                       " for x of shape ", x.sizes(), ", got ", buffer.sizes());
+    TORCH_CHECK_VALUE(!x.is_cuda() || is_word_aligned(buffer), name, ": expected memory aligned to ", kBlockBytes,
+                      " bytes, got a view that starts at byte ", buffer.storage_offset(), " of its storage");
   });
   for (int i = 0; i < kBufferCount; ++i) {
     TORCH_CHECK_VALUE(wanted[i] || !out[i].defined(), kBufferNames[i], ": given, but the quantizer does not write it");
   }
   check_no_overlap(x, out);
+}
+
+bool is_word_aligned(const at::Tensor& buffer) {
+  return reinterpret_cast<uintptr_t>(buffer.const_data_ptr()) % kBlockBytes == 0;
 }
 
 void check_float_element(const at::Tensor& tensor, at::Device device, const char* argument) {

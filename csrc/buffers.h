@@ -93,6 +93,9 @@ void check_buffers(const Options& options, const at::Tensor& x, const Buffers& o
 // An amax buffer of `count` elements, in any shape; throws TypeError or ValueError naming it.
 void check_amax_buffer(const at::Tensor& amax, int64_t count, at::Device device, const char* argument);
 
+// Whether kernels can move the codes of a block as one word; a view of bytes may start anywhere.
+bool is_word_aligned(const at::Tensor& buffer);
+
 // A float32 tensor of one element on x's device (a noop flag, a given amax).
 void check_float_element(const at::Tensor& tensor, at::Device device, const char* argument);
 

@@ -24,6 +24,12 @@ void check_amax(const at::Tensor& amax, int64_t lines, at::Device device) {
                     " (one a line), got shape ", amax.sizes());
 }
 
+// Contiguous, and where whole words of it can be read.
+c10::MaybeOwned<at::Tensor> readable(const at::Tensor& bytes) {
+  if (is_word_aligned(bytes)) return bytes.expect_contiguous();
+  return c10::MaybeOwned<at::Tensor>::owned(bytes.clone(at::MemoryFormat::Contiguous));
+}
+
 at::Tensor empty_like_meta(const at::Tensor& scale) {
   return scale.defined() ? at::empty_symint(scale.sym_sizes(), scale.options()) : at::Tensor();
 }
@@ -58,8 +64,8 @@ at::Tensor dequantize(const at::Tensor& data, const at::Tensor& scale, const at:
   check_bytes(scale, scale_shape(sizes, columnwise), device, "scale_inv");
   check_amax(amax, layout.lines, device);
 
-  const auto data_in_order = data.expect_contiguous();
-  const auto scale_in_order = scale.expect_contiguous();
+  const auto data_in_order = readable(data);
+  const auto scale_in_order = readable(scale);
   const auto amax_in_order = amax.expect_contiguous();
   at::Tensor out = allocate(sizes, arguments.dtype, device);
   DequantizeParams params = {};
@@ -96,7 +102,7 @@ std::array<at::Tensor, 2> swizzle_scales(const at::Tensor& rowwise, const at::Te
   params.inverse = inverse;
   for (int i = 0; i < 2; ++i) {
     if (!given[i].defined()) continue;
-    sources[i] = given[i].contiguous();
+    sources[i] = *readable(given[i]);
     targets[i] = allocate(given[i].sizes(), at::kByte, device);
     params.jobs[i] = {static_cast<const uint8_t*>(sources[i].const_data_ptr()),
                       static_cast<uint8_t*>(targets[i].mutable_data_ptr()), given[i].size(0), given[i].size(1)};
