@@ -12,7 +12,7 @@ from helpers import (
     make_input,
     reference,
 )
-from native import MODES, RNG_STATE, public_quantizer
+from native import MODES, RNG_STATE, native_quantizer, public_quantizer
 
 from nvfp4_quant import NVFP4Quantizer, dequantize
 from nvfp4_quant._native import _C
@@ -284,3 +284,12 @@ def test_quantizing_again_changes_nothing(mode, dtype, side, device):
             scale_again, data_again = kept_blocks(z, side)
             assert_same_bytes(scale_again[kept], scale[kept], "scale")
             assert_same_bytes(data_again[kept], data[kept], "data")
+
+
+def test_bytes_that_start_anywhere(device):
+    """Views of larger buffers, aligned to no word."""
+    data, scale, _, _, amax, _ = native_quantizer({"columnwise": False}).quantize(torch.ones(33, 70, device=device))
+    odd = [torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape) for t in (data, scale)]
+    options = ((33, 70), torch.float32, False, False, False, True, 448)
+    assert_same_bytes(_C.dequantize(*odd, amax, *options), _C.dequantize(data, scale, amax, *options))
+    assert_same_bytes(_C.swizzle_scales(odd[1], None)[0], _C.swizzle_scales(scale, None)[0])

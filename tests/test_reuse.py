@@ -111,10 +111,10 @@ def test_misaligned_buffers_are_refused_on_a_gpu(position, device):
     buffers = list(poisoned_buffers(q, x.shape, device))
     shape = buffers[position].shape
     buffers[position] = torch.zeros(shape.numel() + 1, dtype=torch.uint8, device=device)[1:].view(shape)
-    before = frozen(buffers)
+    before = frozen(tuple(buffers))
     with pytest.raises(ValueError, match=BUFFERS[position]):
         q.quantize_into(x, *buffers)
-    assert_same_buffers(buffers, before)
+    assert_same_buffers(tuple(buffers), before)
 
 
 def test_input_that_shares_storage_with_a_buffer_is_refused(device):
