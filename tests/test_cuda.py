@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import STRIDES, USAGES, assert_same_buffers, buffers_of, make_input, reference, strided
+from helpers import BUFFERS, STRIDES, USAGES, assert_same_buffers, buffers_of, make_input, reference, strided
 from native import (
     MODES,
     RNG_STATE,
@@ -180,3 +180,16 @@ def test_larger_than_what_fits_on_chip(mode, device, schedule):
     x = make_input("bell", (4112, 4099), torch.bfloat16, device)
     want = reference.quantize(x, rng_state=rng_of(options), **options)
     assert_same_buffers(native_quantizer(options, schedule).quantize(x, rng_state=rng_of(options)), want)
+
+
+@pytest.mark.parametrize("name", BUFFERS[:4])
+def test_misaligned_buffers_are_refused(name, device):
+    """The codes of a block are one word here."""
+    q = native_quantizer({})
+    buffers = buffers_of(poisoned_buffers(q, (33, 70), device))
+    shape = buffers[name].shape
+    buffers[name] = torch.zeros(shape.numel() + 1, dtype=torch.uint8, device=device)[1:].view(shape)
+    before = {other: t.clone() for other, t in buffers.items()}
+    with pytest.raises(ValueError, match=name):
+        q.quantize_into(torch.ones(33, 70, device=device), **buffers)
+    assert_same_buffers(buffers, before)

@@ -102,21 +102,6 @@ def test_refused_buffers_leave_the_others_as_they_were(case, device):
     assert_same_buffers(buffers, before)
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("position", range(4))
-def test_misaligned_buffers_are_refused_on_a_gpu(position, device):
-    """There the codes of a block are one word."""
-    q = native_quantizer({})
-    x = torch.ones(33, 70, device=device)
-    buffers = list(poisoned_buffers(q, x.shape, device))
-    shape = buffers[position].shape
-    buffers[position] = torch.zeros(shape.numel() + 1, dtype=torch.uint8, device=device)[1:].view(shape)
-    before = frozen(tuple(buffers))
-    with pytest.raises(ValueError, match=BUFFERS[position]):
-        q.quantize_into(x, *buffers)
-    assert_same_buffers(tuple(buffers), before)
-
-
 def test_input_that_shares_storage_with_a_buffer_is_refused(device):
     q = native_quantizer({"columnwise": False})
     x = torch.ones(1, 1, device=device)
