@@ -7,7 +7,7 @@ from . import amax_reduction, ops
 from ._native import _C
 from .dtype import DType
 from .settings import Settings
-from .storage import NVFP4TensorStorage
+from .storage import NVFP4TensorStorage, fill
 from .tensor import NVFP4Tensor
 
 
@@ -161,9 +161,7 @@ class NVFP4Quantizer:
         Buffers that stay keep their memory; those of a new usage are allocated, those no longer wanted dropped. With a
         noop_flag (float32, one element on src's device) of exactly 1 nothing is written; dst must then have this
         quantizer's settings already (ValueError). Errors as for `quantize`.
-
-        In a compiled function dst must have these settings too, and its buffers are then read by `get_data_tensors`:
-        torch.compile takes `dst._rowwise_data` of an input for another input, which no write to dst reaches.
+        In a compiled function dst must have them in any case.
         """
         _require_plain("src", src)
         return self._fill(src, dst, noop_flag, None, generator, rng_state)
@@ -171,10 +169,7 @@ class NVFP4Quantizer:
     def _fill(self, x, dst, noop_flag, amax, generator, rng_state):
         if not isinstance(dst, NVFP4TensorStorage):
             raise TypeError(f"the destination must be an NVFP4Tensor or NVFP4TensorStorage, got {type(dst).__name__}")
-        # Under torch.compile this is one call on the whole tensor, so that later reads in the graph see the write.
-        settings = _for_graph(self._settings) if torch.compiler.is_dynamo_compiling() else self._settings
-        dst._fill(x, settings, noop_flag, amax, generator, rng_state)
-        return dst
+        return fill(dst, x, self._settings, noop_flag, amax, generator, rng_state)
 
     def make_empty(
         self,
@@ -252,13 +247,7 @@ def _quantize_detached(x, settings, dtype, amax, generator, rng_state):
 
 def _quantize_traced(x, settings, dtype, amax=None, generator=None, rng_state=None):
     _allow_in_graph()
-    return _quantize_in_graph(x, _for_graph(settings), dtype, amax, generator, rng_state)
-
-
-def _for_graph(settings) -> tuple:
-    if settings.with_amax_reduction:
-        raise NotImplementedError("with_amax_reduction=True is not supported in a compiled function")
-    return tuple(settings.of_tensor())
+    return _quantize_in_graph(x, settings.plain(), dtype, amax, generator, rng_state)
 
 
 def _quantize_in_graph(x, settings, dtype, amax, generator, rng_state):

@@ -45,9 +45,15 @@ class Settings(NamedTuple):
     amax_reduction_group: Any = None
     internal: bool = False
 
+    def plain(self) -> tuple:
+        """The tuple of values in which torch.compile carries settings. NotImplementedError with an amax reduction."""
+        if self.with_amax_reduction:
+            raise NotImplementedError("with_amax_reduction=True is not supported in a compiled function")
+        return tuple(self.of_tensor())
+
     @classmethod
     def from_plain(cls, values: tuple) -> "Settings":
-        """The inverse of `tuple(settings)`, the form in which torch.compile carries settings: 2.11 makes enums ints."""
+        """The inverse of `plain`; on the way torch 2.11 makes the enum an int."""
         settings = cls._make(values)
         return settings._replace(fp4_dtype=DType(settings.fp4_dtype))
 

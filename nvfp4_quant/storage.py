@@ -171,10 +171,7 @@ class NVFP4TensorStorage:
 
         With a noop_flag (float32, one element on x's device) of exactly 1 nothing is written.
         """
-        if isinstance(x, NVFP4TensorStorage):
-            x = x.dequantize()
-        self._fill(x, self._current_settings(), noop_flag, None, generator, rng_state)
-        return self
+        return fill(self, x, None, noop_flag, None, generator, rng_state)
 
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         """Drops a direction (False) or makes sure that it is there (True).
@@ -213,11 +210,18 @@ class NVFP4TensorStorage:
         self._columnwise_data, self._columnwise_scale_inv = data, scale_inv
         self._amax_columnwise = self._amax_rowwise.clone()
 
-    def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None) -> None:
-        """Quantizes x into the buffers, of which those stay that `settings` wants: its own from now on."""
+    def _fill(self, x, settings, noop_flag=None, amax=None, generator=None, rng_state=None):
+        """Quantizes x into the buffers, of which those stay that `settings` wants: its own from now on; returns self.
+
+        settings: None for its own, which also take a quantized x; in a graph a plain tuple, which must equal its own.
+        """
+        if settings is None and isinstance(x, NVFP4TensorStorage):
+            x = x.dequantize()
         ops.require_tensor("x", x)
-        in_graph = not isinstance(settings, Settings)
-        if in_graph:
+        in_graph = type(settings) is tuple
+        if settings is None:
+            settings = self._current_settings()
+        elif in_graph:
             settings = Settings.from_plain(settings)
         if self._read_only:
             refuse_write("quantize_")
@@ -233,6 +237,7 @@ class NVFP4TensorStorage:
             ops.quantize_into(x, buffers, settings, noop_flag, amax, generator, rng_state)
         self._set_buffers(buffers)
         self._settings = settings.of_tensor()
+        return self
 
     def _buffers_for(self, settings: Settings, noop_flag: Tensor | None, in_graph: bool) -> ops.Buffers:
         """The buffers to write: those in place, new ones where the settings want others, None where they want none."""
@@ -275,6 +280,17 @@ class NVFP4TensorStorage:
             f"swizzled={s.optimize_for_gemm}",
         ]
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def fill(y, x, settings: Settings | None, *arguments):
+    """`y._fill` as one step of a compiled function too; returns y."""
+    if not torch.compiler.is_dynamo_compiling():
+        return y._fill(x, settings, *arguments)
+    updated = y._fill(x, None if settings is None else settings.plain(), *arguments)
+    # Dynamo takes an attribute of an input for an input of its own, which the write to the whole tensor does not reach.
+    for name in ops.ATTRIBUTES:
+        setattr(y, name, getattr(updated, name))
+    return y
 
 
 def _reuse(buffer: Tensor | None, shape, dtype: torch.dtype, device: torch.device) -> Tensor | None:

@@ -1,5 +1,6 @@
 """NVFP4Tensor: a torch.Tensor whose data is quantized; the functions that change the order of its scales."""
 
+import functools
 import hashlib
 
 import torch
@@ -12,6 +13,16 @@ from .construction import checked_arguments
 from .ops import NOMINAL_DTYPES  # noqa: F401
 from .settings import Settings
 from .storage import NVFP4TensorStorage
+
+
+class _Inlined:
+    """A method that Dynamo traces into. Any other one of a tensor subclass it keeps as a call on the whole tensor."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __get__(self, instance, owner=None):
+        return self.function if instance is None else functools.partial(self.function, instance)
 
 
 class NVFP4Tensor(Tensor, NVFP4TensorStorage):
@@ -111,6 +122,8 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
         copy._read_only = False
         return copy
 
+    quantize_ = _Inlined(NVFP4TensorStorage.quantize_)
+
     def update_usage(self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None) -> None:
         if self._is_graph_input:
             raise NotImplementedError("update_usage: a compiled function cannot change which buffers its inputs have")
@@ -118,10 +131,11 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
 
     update_usage.__doc__ = NVFP4TensorStorage.update_usage.__doc__
 
-    def _fill(self, x, *args) -> None:
+    def _fill(self, x, *args) -> "NVFP4Tensor":
         super()._fill(x, *args)
         if ops.is_eager(x) and not self.is_inference():  # traced, the writes to the buffers count by themselves
             increment_version(self)
+        return self
 
     def __tensor_flatten__(self):
         names = [name for name in ops.ATTRIBUTES if getattr(self, name) is not None]

@@ -182,7 +182,7 @@ def test_update_keeps_the_memory(device, dynamic):
     y, x = q(make_x(device)), make_x(device, seed=1)
     before = y._buffers()
     addresses = [b.data_ptr() for b in before]
-    got = compiled(lambda x, y: q.update_quantized(x, y), dynamic)(x, y)
+    got = compiled(lambda x, y: q.update_quantized(x, y), dynamic, "inductor")(x, y)
     assert got is y
     assert [b.data_ptr() for b in y._buffers()] == addresses
     assert_same_buffers(dict(zip(BUFFERS, before, strict=True)), oracle(x, {}))
@@ -223,21 +223,46 @@ def test_update_that_would_change_the_settings_is_refused(device):
 
 
 def test_update_under_a_second_name(device, dynamic):
-    """A tensor that comes in twice is one.
-
-    Its buffers are read by a method here: torch takes an attribute of an input for an input of its own.
-    """
+    """A tensor that comes in twice is one."""
     q = NVFP4Quantizer()
 
     def function(x, y, same):
         q.update_quantized(x, y)
-        return same.dequantize(), same.get_data_tensors()[1] + 0, y.get_data_tensors()
+        return same.dequantize(), same._rowwise_data + 0
 
     def arguments(shape):
         y = q(make_x(device, shape, 1))
         return make_x(device, shape), y, y
 
     assert_as_eager(function, arguments, dynamic)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_update_is_seen_in_every_buffer(backend, device, dynamic):
+    """Also by what reads the buffers one by one, as a GEMM does, and by the reordering of the scales."""
+    q = NVFP4Quantizer()
+
+    def read(y):
+        # Not a plain clone: inductor drops it, and the next write of any operator that mutates then reaches the "copy".
+        return tuple(getattr(y, f"_{name}") + 1 for name in BUFFERS)
+
+    def function(x, y, z):
+        q.update_quantized(x, y)
+        first = read(y)
+        q.update_quantized(x * 3, y)
+        second = read(y)
+        z.quantize_(y)
+        z.quantize_(x * 5)
+        third = read(z)
+        nvfp4_quant.swizzle_scales_for_gemm_(z)
+        made = q(x)
+        made.quantize_(x * 7)
+        return first, second, third, read(made), y, z, made
+
+    def arguments(shape):
+        return make_x(device, shape), q(make_x(device, shape, 1)), q(make_x(device, shape, 2))
+
+    assert_as_eager(function, arguments, dynamic, backend)
 
 
 def test_update_usage_of_a_tensor_made_inside(device, dynamic):
