@@ -48,8 +48,15 @@ template <int Loads>
 inline constexpr int64_t kStretch = int64_t(kThreads) * Loads * 8;  // elements a block takes at a time
 inline constexpr int64_t kMinStretch = 512;                         // shorter rows are read element by element
 
+// Whether rows touch, so that they read as one.
+__host__ __device__ inline bool is_one_row(const MatrixView& x) {
+  return x.row_dims == 1 && x.col_stride == 1 && x.row_strides[0] == x.cols;
+}
+
 // Whether rows are read in stretches, else element by element.
-__host__ __device__ inline bool in_stretches(const MatrixView& x) { return x.col_stride == 1 && x.cols >= kMinStretch; }
+__host__ __device__ inline bool in_stretches(const MatrixView& x) {
+  return x.col_stride == 1 && (x.cols >= kMinStretch || is_one_row(x));
+}
 
 // For a maximum the order of the elements does not matter: rows may become columns, and rows that touch become one.
 inline MatrixView longest_rows(MatrixView x) {
@@ -58,7 +65,7 @@ inline MatrixView longest_rows(MatrixView x) {
     std::swap(x.rows, x.cols);
     std::swap(x.row_strides[0], x.col_stride);
   }
-  if (x.col_stride == 1 && x.row_strides[0] == x.cols) {
+  if (is_one_row(x)) {
     x.cols *= x.rows;
     x.rows = 1;
   }
@@ -72,7 +79,7 @@ __device__ __forceinline__ float elements_amax(const MatrixView& x, int64_t rows
   const Storage* data = static_cast<const Storage*>(x.data);
   float amax = 0.0F;
   if (in_stretches(x)) {
-    const bool one_row = x.row_dims == 1 && x.row_strides[0] == x.cols;
+    const bool one_row = is_one_row(x);
     const int64_t cols = one_row ? rows * x.cols : x.cols;
     const int64_t stretches = ceil_div(cols, kStretch<Loads>);
     const int64_t units = (one_row ? 1 : rows) * stretches;
