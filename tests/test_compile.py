@@ -529,6 +529,15 @@ def test_stochastic_calls_follow_the_seed(backend, device):
     assert_equal(results[2], results[0])
 
 
+def test_unsigned_rng_states(device, dynamic):
+    """The operators take them in two's complement."""
+    q = NVFP4Quantizer(stochastic_rounding=True)
+    run = compiled(lambda x, rng_state: q.quantize(x, rng_state=rng_state), dynamic)
+    x = make_x(device)
+    for rng_state in ((1, 4), (2**64 - 1, 8), (2**63, 2**64 - 4)):
+        assert_equal(run(x, rng_state), q.quantize(x, rng_state=rng_state))
+
+
 # ---- CUDA
 
 
