@@ -66,10 +66,10 @@ def test_quantize_given_amax(device):
 def test_quantize_into(mode, device):
     options = MODES[mode]
     x = make_input("bell", (17, 33), torch.bfloat16, device)
-    for usage in USAGE_OPTIONS:
+    flags = (None, torch.zeros(1, device=device), torch.ones(1, device=device))
+    for usage, flag in zip(USAGE_OPTIONS, flags, strict=True):
         buffers = poisoned_buffers(native_quantizer(options | usage), x.shape, device)
-        for flag in (None, torch.zeros(1, device=device), torch.ones(1, device=device)):
-            check(OPERATORS.quantize_, x, *buffers, **options, **usage, noop_flag=flag, **seed_of(options))
+        check(OPERATORS.quantize_, x, *buffers, **options, **usage, noop_flag=flag, **seed_of(options))
     check(OPERATORS.quantize_, x, *buffers, **options, **usage, with_amax=False, **seed_of(options))
 
 
