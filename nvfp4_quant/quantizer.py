@@ -142,6 +142,8 @@ class NVFP4Quantizer:
             return NVFP4Tensor._wrap(buffers, self._settings, x.shape, x.dtype, x.device)
         _require_plain("x", x)
         if out is not None:
+            if dtype is not None and dtype != out.dtype:
+                raise ValueError(f"dtype={dtype}: out has the nominal dtype {out.dtype}")
             return self._fill(x, out, None, amax, generator, rng_state)
         if dtype is None:
             dtype = x.dtype

@@ -277,6 +277,9 @@ def test_out(device):
     assert q.quantize(b, out=y) is y and y._rowwise_data is data
     assert_same_buffers(y, oracle(b, {}))
     assert_same_buffers(q.quantize(a, out=y, amax=2.5), oracle(a, {}, amax=2.5))
+    with pytest.raises(ValueError, match="dtype=torch.float16.*bfloat16"):
+        q.quantize(a, out=y, dtype=torch.float16)
+    assert q.quantize(a, out=y, dtype=torch.bfloat16) is y
     with pytest.raises(TypeError, match="Tensor"):
         q.quantize(a, out=a)
     with pytest.raises(ValueError, match=r"\(5, 40\).*\(40, 5\)"):
