@@ -36,7 +36,10 @@ PhiloxSource draw_cuda(const std::optional<at::Generator>& generator, c10::Devic
 void check_random(const std::optional<at::Generator>& generator, const std::optional<RngState>& state,
                   c10::Device device) {
   if (generator.has_value() && generator->defined()) {
-    TORCH_CHECK_VALUE(generator->device() == device, "generator: is on ", generator->device(), ", but x on ", device);
+    // torch.Generator("cuda") names no device and serves the current one, as in torch's own operators.
+    const c10::Device own = generator->device();
+    TORCH_CHECK_VALUE(own.type() == device.type() && (!own.has_index() || own.index() == device.index()),
+                      "generator: is on ", own, ", but x on ", device);
   }
   if (state.has_value()) {
     TORCH_CHECK_VALUE(state->offset % kPhiloxOffsetStep == 0, "rng_state: offset ", state->offset,

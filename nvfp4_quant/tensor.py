@@ -139,14 +139,18 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
 
     def __tensor_flatten__(self):
         names = [name for name in ops.ATTRIBUTES if getattr(self, name) is not None]
-        return names, (self._current_settings(), self.dtype, self._read_only)
+        # Rows are contiguous except in `t()`. Torch 2.11 mixes up the strides of a result with symbolic sizes, so that they
+        # are only taken where they say something.
+        has_strides = self.dim() > 1 and bool(self.stride(-1) != 1)
+        return names, (self._current_settings(), self.dtype, self._read_only, has_strides)
 
     @classmethod
     def __tensor_unflatten__(cls, inner, context, outer_size, outer_stride):
-        settings, dtype, read_only = context
+        settings, dtype, read_only, has_strides = context
         buffers = tuple(inner.get(name) for name in ops.ATTRIBUTES)
         device = next(iter(inner.values())).device
-        self = cls._wrap(buffers, settings, outer_size, dtype, device, stride=outer_stride)
+        stride = outer_stride if has_strides else None
+        self = cls._wrap(buffers, settings, outer_size, dtype, device, stride=stride)
         if read_only:
             self._read_only = True
         self._is_graph_input = isinstance(next(iter(inner.values())), FunctionalTensor)

@@ -31,6 +31,7 @@ def captured(call) -> tuple[torch.cuda.CUDAGraph, object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call()
+    torch.cuda.synchronize()  # torch writes the seed on the capture's stream, and a replay's on another
     return graph, result
 
 

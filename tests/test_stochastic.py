@@ -263,6 +263,7 @@ def test_replays_differ_and_follow_reseeding(device, schedule):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         buffers = q.quantize(x)
+    torch.cuda.synchronize()  # torch writes the seed on the capture's stream, and a replay's on another
     replays = []
     for seed in (3, 4, 3):
         torch.cuda.manual_seed(seed)
@@ -283,6 +284,7 @@ def test_two_calls_in_one_graph_differ(device, schedule):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         first, second = q.quantize(x), q.quantize(x)
+    torch.cuda.synchronize()  # as above
     torch.cuda.manual_seed(9)
     for offset in (0, 8):
         graph.replay()
