@@ -35,7 +35,7 @@ bool use_fused(const QuantizeParams& params, Schedule schedule) {
   if (params.amax_source != AmaxSource::kCompute || schedule == Schedule::kSplit) return false;
   if (schedule == Schedule::kFused || params.x.rows * params.x.cols <= kFusedElements) return true;
   const bool with_rht = params.with_rht && params.columnwise.data != nullptr;
-  return with_rht || params.rounding != Rounding::kNearest || params.x.dtype == DType::kFloat32;
+  return with_rht || params.rounding == Rounding::kFourOverSix || params.x.dtype == DType::kFloat32;
 }
 
 void check_cuda_device(at::Device device, const char* argument) {

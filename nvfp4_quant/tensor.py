@@ -139,8 +139,8 @@ class NVFP4Tensor(Tensor, NVFP4TensorStorage):
 
     def __tensor_flatten__(self):
         names = [name for name in ops.ATTRIBUTES if getattr(self, name) is not None]
-        # Rows are contiguous except in `t()`. Torch 2.11 mixes up the strides of a result with symbolic sizes, so that they
-        # are only taken where they say something.
+        # Rows are contiguous except in `t()`. Torch 2.11 mixes up the strides of a result with symbolic sizes, so that
+        # they are only taken where they say something.
         has_strides = self.dim() > 1 and bool(self.stride(-1) != 1)
         return names, (self._current_settings(), self.dtype, self._read_only, has_strides)
 
