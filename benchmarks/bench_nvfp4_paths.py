@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from arguments import KINDS, environment, parse_arguments
 from peers import peers
-from sequences import scheduled, sequences, skeleton_statements
+from sequences import sequences, skeleton_statements
 from table import markdown
 from timing import copy_rates, gpu_operations, replay_times, rotating_sets, wall_medians
 
@@ -50,9 +50,9 @@ def native_quantizer(kind: str, optimize_for_gemm: bool, schedule: str):
 
 
 def public_quantizer(kind: str, optimize_for_gemm: bool, schedule: str) -> NVFP4Quantizer:
-    quantizer = NVFP4Quantizer(**KINDS[kind].options)
+    quantizer = NVFP4Quantizer(**KINDS[kind].options, schedule=schedule)
     quantizer.optimize_for_gemm = optimize_for_gemm
-    return quantizer if schedule == "auto" else scheduled(quantizer, schedule)
+    return quantizer
 
 
 def fill(native, x: torch.Tensor, buffers: tuple) -> None:

@@ -20,12 +20,6 @@ class Sequence(NamedTuple):
     fill: Callable[[torch.Tensor, tuple], None]
 
 
-def scheduled(quantizer: NVFP4Quantizer, schedule: str) -> NVFP4Quantizer:
-    """The quantizer with a schedule, which is no option of the public class: whoever quantizes need not choose one."""
-    quantizer._direct = _C.NVFP4Quantizer(**quantizer._settings.options(), schedule=schedule)
-    return quantizer
-
-
 def _four_operations() -> Sequence:
     settings, native = NVFP4Quantizer()._settings, _C.NVFP4Quantizer(schedule="split")
 
@@ -47,7 +41,7 @@ def _scheduled_sequence(operations: int, what: str, schedule: str) -> Sequence:
     return Sequence(
         operations,
         what,
-        scheduled(NVFP4Quantizer(), schedule),
+        NVFP4Quantizer(schedule=schedule),
         lambda x, buffers: native.quantize_into(x, *buffers),
     )
 

@@ -35,6 +35,8 @@ class NVFP4Quantizer:
     nvfp4_use_4over6: scale each block to 4 or to 6, whichever errs less by nvfp4_4over6_err_mode ("MAE" or "MSE"),
         under a bound of the scales, nvfp4_e4m3_max, of 448 or 256.
     with_amax_reduction: the amax is the maximum over amax_reduction_group (None: all processes).
+    schedule: how a GPU works, which changes no bit: "fused", one operation; "split", zero, amax and cast; "auto", one
+        where that is not slower.
     As attributes only: optimize_for_gemm (write the scales in the order of the GEMM), internal (make
         NVFP4TensorStorage instead of NVFP4Tensor).
 
@@ -57,6 +59,7 @@ class NVFP4Quantizer:
         nvfp4_e4m3_max: int = 448,
         nvfp4_4over6_err_mode: str = "MAE",
         with_random_sign_mask: bool = True,
+        schedule: str = "auto",
     ):
         self._apply(
             Settings(
@@ -74,6 +77,7 @@ class NVFP4Quantizer:
                 nvfp4_e4m3_max=nvfp4_e4m3_max,
                 nvfp4_4over6_err_mode=nvfp4_4over6_err_mode,
                 with_random_sign_mask=with_random_sign_mask,
+                schedule=schedule,
             )
         )
 
@@ -95,6 +99,7 @@ class NVFP4Quantizer:
     nvfp4_4over6_err_mode = _Option("nvfp4_4over6_err_mode")
     with_random_sign_mask = _Option("with_random_sign_mask")
     optimize_for_gemm = _Option("optimize_for_gemm")
+    schedule = _Option("schedule")
     internal = _Option("internal")
 
     @classmethod
@@ -112,6 +117,7 @@ class NVFP4Quantizer:
         self._settings = settings = settings if compiling else settings.check()
         # The native quantizer, where a call is no more than it and the tensor around its buffers.
         self._direct = None if compiling or settings.internal or settings.with_amax_reduction else settings.native()
+        self._of_tensor = settings.of_tensor()
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Chooses the directions to make; None leaves one as it is. ValueError if options then exclude each other."""
@@ -139,7 +145,7 @@ class NVFP4Quantizer:
         """
         if ops.is_eager(x) and self._direct and out is dtype is None and not (x.requires_grad and is_grad_enabled()):
             buffers = self._direct.quantize(x, amax, generator, rng_state)
-            return NVFP4Tensor._wrap(buffers, self._settings, x.shape, x.dtype, x.device)
+            return NVFP4Tensor._wrap(buffers, self._of_tensor, x.shape, x.dtype, x.device)
         _require_plain("x", x)
         if out is not None:
             if dtype is not None and dtype != out.dtype:

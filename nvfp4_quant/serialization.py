@@ -19,7 +19,7 @@ _OWN = frozenset({*ops.ATTRIBUTES, "_settings", "_read_only", "shape", "dtype"})
 def to_plain(x: NVFP4TensorStorage) -> dict[str, Any]:
     """Everything about x but its buffers, in values that JSON has."""
     settings = x._current_settings().of_tensor()._asdict()
-    del settings["amax_reduction_group"]
+    del settings["amax_reduction_group"], settings["schedule"]
     settings["fp4_dtype"] = settings["fp4_dtype"].name
     return {
         "format": FORMAT,
@@ -53,7 +53,7 @@ def from_plain(cls: type, buffers: ops.Buffers, plain: dict[str, Any], **keyword
 
 def _settings(fields: dict[str, Any]) -> Settings:
     unknown = sorted(fields.keys() - set(Settings._fields))
-    missing = sorted(set(Settings._fields) - fields.keys() - {"amax_reduction_group"})
+    missing = sorted(set(Settings._fields) - fields.keys() - {"amax_reduction_group", "schedule"})
     if unknown or missing:
         raise ValueError(f"settings: {missing} are missing, {unknown} are unknown to this version")
     if fields["fp4_dtype"] not in DType.__members__:

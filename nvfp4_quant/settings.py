@@ -19,6 +19,7 @@ OPTIONS = (
     "nvfp4_e4m3_max",
     "nvfp4_4over6_err_mode",
     "optimize_for_gemm",
+    "schedule",
 )
 
 
@@ -39,6 +40,7 @@ class Settings(NamedTuple):
     nvfp4_e4m3_max: int = 448
     nvfp4_4over6_err_mode: str = "MAE"
     optimize_for_gemm: bool = False
+    schedule: str = "auto"
     fp4_dtype: DType = DType.kFloat4E2M1
     with_post_rht_amax: bool = False
     with_amax_reduction: bool = False
@@ -49,7 +51,7 @@ class Settings(NamedTuple):
         """The tuple of values in which torch.compile carries settings. NotImplementedError with an amax reduction."""
         if self.with_amax_reduction:
             raise NotImplementedError("with_amax_reduction=True is not supported in a compiled function")
-        return tuple(self.of_tensor())
+        return tuple(self._replace(amax_reduction_group=None))
 
     @classmethod
     def from_plain(cls, values: tuple) -> "Settings":
@@ -66,10 +68,13 @@ class Settings(NamedTuple):
         return _native(*self[: len(OPTIONS)])
 
     def of_tensor(self) -> "Settings":
-        """The settings that a tensor keeps: without the reduction, so that updating it later enters no collective."""
-        if not self.with_amax_reduction and self.amax_reduction_group is None:
+        """The settings that a tensor keeps: what its bytes depend on, and `internal`.
+
+        Without the reduction, so that updating it later enters no collective.
+        """
+        if not self.with_amax_reduction and self.amax_reduction_group is None and self.schedule == "auto":
             return self
-        return self._replace(with_amax_reduction=False, amax_reduction_group=None)
+        return self._replace(with_amax_reduction=False, amax_reduction_group=None, schedule="auto")
 
     def check(self) -> "Settings":
         """Returns itself with the error mode in upper case; TypeError or ValueError for what is not allowed."""

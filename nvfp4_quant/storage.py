@@ -243,7 +243,7 @@ class NVFP4TensorStorage:
         """The buffers to write: those in place, new ones where the settings want others, None where they want none."""
         buffers = self._buffers()
         current = self._current_settings()
-        if settings == current or settings.options() == current.options():
+        if settings == current or settings.of_tensor().options() == current.options():
             return buffers
         if noop_flag is not None:
             raise ValueError(f"noop_flag: the tensor must have the quantizer's settings, {settings}, got {current}")

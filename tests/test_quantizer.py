@@ -2,11 +2,12 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from helpers import DTYPES, USAGES, assert_same_buffers, assert_same_bytes, make_input
-from native import MODES, RNG_STATE, oracle, public_quantizer
+from native import MODES, RNG_STATE, gpu_operations, oracle, public_quantizer
 
 from nvfp4_quant import DType, NVFP4Quantizer, NVFP4Tensor, NVFP4TensorStorage
 from nvfp4_quant.settings import Settings
@@ -32,6 +33,7 @@ def test_defaults(device):
         "nvfp4_e4m3_max": 448,
         "nvfp4_4over6_err_mode": "MAE",
         "optimize_for_gemm": False,
+        "schedule": "auto",
         "fp4_dtype": DType.kFloat4E2M1,
         "with_post_rht_amax": False,
         "with_amax_reduction": False,
@@ -358,3 +360,25 @@ def test_shapes(shape, device):
     assert tuple(q.get_columnwise_shape(shape)) == tuple(y._columnwise_data.shape)
     assert tuple(q.get_scale_shape(list(shape), False)) == tuple(y._rowwise_scale_inv.shape)
     assert tuple(q.get_scale_shape(torch.Size(shape), columnwise=True)) == tuple(y._columnwise_scale_inv.shape)
+
+
+def test_schedule_is_of_the_quantizer_not_of_its_tensors(device):
+    x = make_input("bell", (33, 40), torch.bfloat16, device)
+    q, fused = NVFP4Quantizer(), NVFP4Quantizer(schedule="fused")
+    y = fused(x)
+    assert fused.schedule == "fused" and fused.copy().schedule == "fused" and y._quantizer.schedule == "auto"
+    assert type(torch.cat([y[:16], q(x)[:16]])) is NVFP4Tensor  # settings are the same
+    addresses = [buffer.data_ptr() for buffer in y._buffers()]
+    fused.update_quantized(x * 2, y, noop_flag=torch.zeros(1, device=device))
+    assert [buffer.data_ptr() for buffer in y._buffers()] == addresses
+    assert_same_buffers(y, q(x * 2))
+    with pytest.raises(ValueError, match="schedule"):
+        fused.schedule = "quick"
+    assert fused.schedule == "fused"
+
+
+@pytest.mark.cuda
+def test_schedule_decides_the_gpu_operations(device):
+    x = make_input("bell", (33, 40), torch.bfloat16, device)
+    calls = [partial(NVFP4Quantizer(schedule=schedule), x) for schedule in ("fused", "split")]
+    assert [len(names) for names in gpu_operations(*calls)] == [1, 3]
