@@ -82,7 +82,7 @@ struct QuantizeParams {
   bool two_d;  // one scale a 16x16 tile
   bool row_scaled;
   bool squared_error;  // 4over6: MSE instead of MAE
-  float e4m3_max;      // 448, or 256 with 4over6
+  float e4m3_max;      // kE4M3Max, or with 4over6 its smaller bound
   bool swizzled;       // order of the scale bytes
 };
 
@@ -99,7 +99,7 @@ struct DequantizeParams {
   bool row_scaled;
   bool with_rht;  // column-wise only
   uint32_t sign_mask;
-  float e4m3_max;
+  float e4m3_max;  // kE4M3Max, or with 4over6 its smaller bound
 };
 
 // One scale buffer to be reordered; lines == 0 where there is none.
