@@ -34,8 +34,7 @@ constexpr int64_t kFusedElements = int64_t(1) << 23;
 bool use_fused(const QuantizeParams& params, Schedule schedule) {
   if (params.amax_source != AmaxSource::kCompute || schedule == Schedule::kSplit) return false;
   if (schedule == Schedule::kFused || params.x.rows * params.x.cols <= kFusedElements) return true;
-  const bool with_rht = params.with_rht && params.columnwise.data != nullptr;
-  return with_rht || params.rounding == Rounding::kFourOverSix || params.x.dtype == DType::kFloat32;
+  return params.rounding == Rounding::kFourOverSix || params.x.dtype == DType::kFloat32;
 }
 
 void check_cuda_device(at::Device device, const char* argument) {
@@ -54,14 +53,15 @@ void quantize_on_cuda(QuantizeParams params, Schedule schedule, at::Device devic
     const at::Tensor scratch = allocate({fused_scratch_elements(params)}, at::kFloat, device);
     return fused_quantize_cuda(params, static_cast<float*>(scratch.mutable_data_ptr()), scope.stream());
   }
-  if (params.amax_source == AmaxSource::kCompute) {
+  const bool with_amax = params.amax_source == AmaxSource::kCompute;
+  if (with_amax) {
     const AmaxParams amax = {params.x,        params.rowwise.amax, params.columnwise.amax, params.noop_flag,
                              params.with_rht, params.sign_mask,    params.row_scaled};
     zero_amax_cuda(amax, scope.stream());
     amax_cuda(amax, scope.stream());
     params.amax_source = AmaxSource::kBuffers;
   }
-  quantize_cuda(params, scope.stream());
+  quantize_cuda(params, with_amax, scope.stream());
 }
 
 }  // namespace

@@ -16,8 +16,9 @@ using Stream = void*;  // a cudaStream_t; the CUDA headers stay out of the host 
 bool device_has_code_cuda();  // whether this library has code for the current device
 
 void zero_amax_cuda(const AmaxParams& params, Stream stream);
-void amax_cuda(const AmaxParams& params, Stream stream);          // the buffers hold zeros already
-void quantize_cuda(const QuantizeParams& params, Stream stream);  // any amax source but kCompute
+void amax_cuda(const AmaxParams& params, Stream stream);  // the buffers hold zeros already
+// Any amax source but kCompute. after_amax: the launch before this one on the stream was that of amax_cuda.
+void quantize_cuda(const QuantizeParams& params, bool after_amax, Stream stream);
 void dequantize_cuda(const DequantizeParams& params, Stream stream);
 void swizzle_cuda(const SwizzleParams& params, Stream stream);
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import BUFFERS, assert_same_buffers, assert_same_bytes, make_input
-from native import MODES, RNG_STATE, oracle, public_quantizer
+from helpers import BUFFERS, assert_same_buffers, assert_same_bytes, buffers_of, make_input
+from native import MODES, RNG_STATE, native_quantizer, oracle, public_quantizer
 
 import nvfp4_quant
 from nvfp4_quant import NVFP4Quantizer, NVFP4Tensor
@@ -197,6 +197,29 @@ def test_two_graphs_on_two_streams(device):
     torch.cuda.synchronize()
     for x, (_, y) in zip(xs, graphs, strict=True):
         assert_same_buffers(y, oracle(x, {}))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["plain", "hadamard", "row_scaled"])
+def test_cast_that_starts_before_its_amax_has_finished(mode, device):
+    # Enough tiles for that, right behind the kernels that write x; and without an amax kernel in between.
+    q, fused = (public_quantizer(MODES[mode] | {"schedule": schedule}) for schedule in ("split", "fused"))
+    source = make_x(device, 3, (8192, 2560))
+    x = source.clone()
+    graph, replayed = captured(lambda: q(x))
+    for scale in (0.125, 32.0, 1.0):
+        torch.mul(source, scale, out=x)
+        called = q(x)
+        want = buffers_of(fused(x))
+        assert_same_buffers(called, want, f"{mode} {scale}")
+        torch.mul(source, -1.0, out=x)
+        torch.mul(source, scale, out=x)
+        graph.replay()
+        assert_same_buffers(replayed, want, f"{mode} {scale} in a graph")
+        torch.mul(source, -1.0, out=x)
+        torch.mul(source, scale, out=x)
+        native_quantizer(MODES[mode], "split").quantize_into(x, *buffers_of(called).values(), with_amax=False)
+        assert_same_buffers(called, want, f"{mode} {scale} with the amax of before")
 
 
 # ---- streams and devices

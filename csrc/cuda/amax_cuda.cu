@@ -18,16 +18,14 @@ __global__ void zero_amax_kernel(float* rowwise, int64_t rows, float* columnwise
 }
 
 template <DType D>
-__device__ __forceinline__ TileAmax tiles_amax(const AmaxParams& params) {
+__device__ __forceinline__ TileAmax tiles_amax(const AmaxParams& params, const Tiling& tiling) {
   __shared__ alignas(16) uint8_t tile[kTileBytes];
-  const TileGrid grid = tile_grid<D>(params.x);
-  const bool aligned = has_aligned_rows<D>(params.x);
   const AmaxTask task = {params.rowwise,  params.columnwise, params.x.rows,    params.x.cols,
                          params.with_rht, params.sign_mask,  params.row_scaled};
   TileAmax amax = {0.0F, 0.0F};
-  for (uint32_t i = blockIdx.x; i < grid.count(); i += gridDim.x) {
-    const TilePlace place = tile_place(i, grid);
-    load_tile<D>(params.x, aligned, place, tile);
+  for (uint32_t i = blockIdx.x; i < tiling.count(); i += gridDim.x) {
+    const TilePlace place = tile_place(i, tiling);
+    load_tile<D>(params.x, tiling, place, tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
     const TileAmax one = tile_amax<D>(task, place, tile);
@@ -39,15 +37,18 @@ __device__ __forceinline__ TileAmax tiles_amax(const AmaxParams& params) {
 
 // Tiled: for the transform and for single lines, which need to see 16x16 blocks.
 template <DType D, bool Tiled>
-__global__ void __launch_bounds__(kThreads) amax_kernel(const __grid_constant__ AmaxParams params) {
+__global__ void __launch_bounds__(kThreads)
+    amax_kernel(const __grid_constant__ AmaxParams params, const __grid_constant__ Tiling tiling,
+                const __grid_constant__ Stretches stretches) {
   if (is_noop(params.noop_flag)) return;
   __shared__ float shared[kMaxWarps];
   TileAmax amax;
+  ptx::let_next_kernel_start();
   if constexpr (Tiled) {
-    amax = tiles_amax<D>(params);
+    amax = tiles_amax<D>(params, tiling);
     if (params.row_scaled) return;
   } else {
-    amax.rowwise = amax.columnwise = elements_amax<D, kManyLoads>(params.x, params.x.rows);
+    amax.rowwise = amax.columnwise = elements_amax<D, kManyLoads>(params.x, params.x.rows, stretches);
   }
   const float rowwise = block_max_ignore_nan(amax.rowwise, shared);
   const float columnwise = Tiled ? block_max_ignore_nan(amax.columnwise, shared) : rowwise;
@@ -55,8 +56,6 @@ __global__ void __launch_bounds__(kThreads) amax_kernel(const __grid_constant__ 
   if (params.rowwise != nullptr) raise_amax(params.rowwise, rowwise);
   if (params.columnwise != nullptr) raise_amax(params.columnwise, columnwise);
 }
-
-constexpr int kBlocksPerMultiprocessor = 16;
 
 }  // namespace
 
@@ -82,18 +81,18 @@ void amax_cuda(const AmaxParams& params, Stream stream) {
   if (params.x.rows == 0 || params.x.cols == 0) return;
   const bool tiled = params.row_scaled || (params.with_rht && params.columnwise != nullptr);
   AmaxParams p = params;
-  int64_t units = 0;
-  if (tiled) {
-    units = dispatch_dtype(p.x.dtype, [&](auto dtype) -> int64_t { return tile_grid<dtype()>(p.x).count(); });
-  } else {
-    p.x = longest_rows(p.x);
-    const bool stretches = in_stretches(p.x);
-    units = stretches ? p.x.rows * ceil_div(p.x.cols, kStretch<kManyLoads>) : ceil_div(p.x.rows * p.x.cols, kThreads);
-  }
-  const int64_t blocks = std::min<int64_t>(units, kBlocksPerMultiprocessor * multiprocessor_count());
+  if (!tiled) p.x = longest_rows(p.x);
   dispatch_dtype(p.x.dtype, [&](auto dtype) {
     dispatch_bool(tiled, [&](auto with_tiles) {
-      amax_kernel<dtype(), with_tiles()><<<unsigned(blocks), kThreads, 0, cudaStream_t(stream)>>>(p);
+      constexpr auto kKernel = amax_kernel<dtype(), with_tiles()>;
+      const Tiling tiling = tiling_of<dtype()>(p.x);
+      const int64_t resident = resident_blocks<kKernel>(kThreads);
+      const Stretches stretches = stretches_of<kManyLoads>(p.x, p.x.rows);
+      const int64_t units = with_tiles()          ? tiling.count()
+                            : stretches.count > 0 ? stretches.count
+                                                  : ceil_div(p.x.rows * p.x.cols, kThreads);
+      const auto blocks = unsigned(std::min(units, resident));
+      kKernel<<<blocks, kThreads, 0, cudaStream_t(stream)>>>(p, tiling, stretches);
     });
   });
   check_cuda(cudaGetLastError(), "amax_kernel");

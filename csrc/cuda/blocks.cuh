@@ -1,7 +1,7 @@
 // The blocks of a tile in registers: 16 elements of a row, or of a column beside its neighbour.
 //
-// Each offers value(i); reduce(max), the maximum of its magnitudes; and the signs of eight elements as masks, 0x00 or
-// 0xFF a byte, of the even elements (low nibbles of the codes) and of the odd ones.
+// Each offers value(i); reduce(larger), the largest of its magnitudes, under any sign; and the signs of eight elements
+// as masks, 0x00 or 0xFF a byte, of the even elements (low nibbles of the codes) and of the odd ones.
 #pragma once
 
 #include "tile.cuh"
@@ -30,11 +30,10 @@ struct RowBlock {
   static constexpr int kChunks = kBlock / Chunk<D>::kElements;
   Chunk<D> chunk[kChunks];
 
-  __device__ __forceinline__ RowBlock(const uint8_t* tile, int row, int block) {
+  __device__ __forceinline__ RowBlock(const uint8_t* tile, uint32_t row, uint32_t block) {
+    const uint32_t first = chunk_offset<D>(row, block * kChunks);  // the low bits of a chunk's number are only XORed
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      chunk[i].vector = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(row, block * kChunks + i));
-    }
+    for (int i = 0; i < kChunks; ++i) chunk[i].vector = *reinterpret_cast<const uint4*>(tile + (first ^ (i * 16)));
   }
   __device__ __forceinline__ Pair pair(int i) const { return chunk[i / Chunk<D>::kPairs].pair[i % Chunk<D>::kPairs]; }
   __device__ __forceinline__ float value(int i) const {
@@ -42,9 +41,9 @@ struct RowBlock {
   }
   template <class Max>
   __device__ __forceinline__ Pair reduce(Max max) const {
-    Pair m = Element<D>::magnitude(pair(0));
+    Pair m = pair(0);
 #pragma unroll
-    for (int i = 1; i < kBlock / 2; ++i) m = max(m, Element<D>::magnitude(pair(i)));
+    for (int i = 1; i < kBlock / 2; ++i) m = max(m, pair(i));
     return m;
   }
   __device__ __forceinline__ SignMasks signs(int half) const {
@@ -66,9 +65,9 @@ struct ColumnPair {
   using Pair = typename Element<D>::Pair;
   Pair row[kBlock];
 
-  __device__ __forceinline__ ColumnPair(const uint8_t* tile, int row_block, int col) {
+  __device__ __forceinline__ ColumnPair(const uint8_t* tile, uint32_t row_block, uint32_t col) {
     // Within a block the place of a column only depends on whether the row is odd.
-    const int first = row_block * kBlock;
+    const uint32_t first = row_block * kBlock;
     const uint8_t* even = tile + ptx::opaque(element_offset<D>(first, col));
     const uint8_t* odd = even;
     if constexpr (sizeof(Pair) == 8) odd = tile + ptx::opaque(element_offset<D>(first + 1, col) - kRowBytes);
@@ -79,9 +78,9 @@ struct ColumnPair {
   }
   template <class Max>
   __device__ __forceinline__ Pair reduce(Max max) const {
-    Pair m = Element<D>::magnitude(row[0]);
+    Pair m = row[0];
 #pragma unroll
-    for (int i = 1; i < kBlock; ++i) m = max(m, Element<D>::magnitude(row[i]));
+    for (int i = 1; i < kBlock; ++i) m = max(m, row[i]);
     return m;
   }
 };
@@ -141,8 +140,8 @@ struct TransformedBlock {
 // The lanes of a warp on 64 rows x 16 columns of a tile: four row blocks, the bytes of one scale word, lie side by
 // side.
 struct ColumnLane {
-  int row_block;
-  int pair;
+  uint32_t row_block;
+  uint32_t pair;
   __device__ __forceinline__ ColumnLane()
       : row_block(threadIdx.x % kTileRowBlocks), pair(threadIdx.x % 32 / kTileRowBlocks) {}
 };

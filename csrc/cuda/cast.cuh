@@ -18,6 +18,11 @@ struct CastShared {
   uint8_t tile_byte[kTileRowBlocks][kTileColBlocks<DType::kBFloat16>];  // 2-D: the scale bytes of the tiles of x
 };
 
+// Registers of a thread that casts. Limits by blocks on a multiprocessor instead made the compiler choose fewer, for
+// slower code; the fused kernel is faster with few blocks, whose last tiles take less long.
+inline constexpr int kMaxRegisters = 96;
+inline constexpr int kMaxRegistersWithRht = 128;
+
 struct Philox {
   uint64_t seed;
   uint64_t offset;
@@ -30,35 +35,54 @@ __device__ inline Philox unpack(const PhiloxSource& source) {
 
 // How much of tile t along one axis holds data: everything, the rest, nothing.
 struct TileExtent {
-  uint32_t unit;
-  uint32_t full;
-  uint32_t rest;
-  __device__ TileExtent(uint64_t length, uint32_t tile_length)
-      : unit(tile_length), full(uint32_t(length / tile_length)), rest(uint32_t(length % tile_length)) {}
-  __device__ __forceinline__ uint32_t at(uint32_t t) const { return t < full ? unit : t == full ? rest : 0U; }
+  int32_t unit;
+  int32_t full;
+  int32_t rest;
+  __device__ __forceinline__ uint32_t at(uint32_t t) const {
+    return uint32_t(min(unit, max(0, min(full - int32_t(t), 1) * unit + rest)));
+  }
 };
+inline TileExtent tile_extent(uint64_t length, int32_t unit) {
+  return {unit, int32_t(length / unit), int32_t(length % unit)};
+}
 
-// One direction of the tensor, its buffers in tiles of Lines lines x Blocks blocks, and its amax unless every line has
-// its own.
+// One direction of the tensor in tiles of Lines lines x Blocks blocks.
 template <int Lines, int Blocks>
-struct Direction {
-  DirectionBuffers buffers;
+struct DirectionPlan {
   TileExtent lines;
   TileExtent blocks;
   uint32_t line_blocks;
-  uint32_t scale_blocks;
-  LineScale tensor;
-  const float* multiplier;
+  uint32_t scale_blocks;  // with padding
 
-  __device__ Direction(const DirectionLayout<uint64_t>& layout, const DirectionBuffers& direction_buffers,
-                       const float* multipliers)
-      : buffers(direction_buffers),
-        lines(layout.lines, Lines),
-        blocks(layout.blocks(), Blocks),
+  explicit DirectionPlan(const DirectionLayout<uint64_t>& layout)
+      : lines(tile_extent(layout.lines, Lines)),
+        blocks(tile_extent(layout.blocks(), Blocks)),
         line_blocks(uint32_t(layout.blocks())),
-        scale_blocks(uint32_t(layout.scale_blocks())),
-        tensor{},
-        multiplier(multipliers) {}
+        scale_blocks(uint32_t(layout.scale_blocks())) {}
+};
+
+// What a kernel of the cast is told, worked out once on the host.
+template <DType D>
+struct CastPlan {
+  QuantizeParams params;
+  Tiling tiling;
+  DirectionPlan<kTileRows, kTileColBlocks<D>> rowwise;
+  DirectionPlan<kTileCols<D>, kTileRowBlocks> columnwise;
+
+  explicit CastPlan(const QuantizeParams& p)
+      : params(p),
+        tiling(tiling_of<D>(p.x)),
+        rowwise({uint64_t(p.x.rows), uint64_t(p.x.cols)}),
+        columnwise({uint64_t(p.x.cols), uint64_t(p.x.rows)}) {}
+};
+
+// One direction in a kernel: its plan, its buffers, and its amax unless every line has its own.
+template <int Lines, int Blocks>
+struct Direction {
+  const DirectionPlan<Lines, Blocks>& plan;
+  const DirectionBuffers& buffers;
+  const float* multiplier;
+  LineScale tensor;
 
   __device__ __forceinline__ uint64_t line(uint32_t line_tile, uint32_t l) const {
     return uint64_t(line_tile) * Lines + l;
@@ -66,23 +90,23 @@ struct Direction {
   // Block (l, b) of a tile, counted along the lines of the tensor.
   __device__ __forceinline__ uint64_t block_index(uint32_t line_tile, uint32_t block_tile, uint32_t l,
                                                   uint32_t b) const {
-    return line(line_tile, l) * line_blocks + (block_tile * Blocks + b);
+    return line(line_tile, l) * plan.line_blocks + (block_tile * Blocks + b);
   }
 
   // Writes the staged bytes of a tile, and zero for what lies in the padding of the buffer.
   __device__ __forceinline__ void write_scales(uint32_t line_tile, uint32_t block_tile, bool swizzled,
                                                const uint8_t* stage) const {
     constexpr uint32_t kWords = Blocks / kScaleBlockAlign;
-    constexpr uint32_t kUnit = kScaleBlockAlign;
+    static_assert(Lines * kWords <= kThreads);
     const uint32_t l = threadIdx.x / kWords;
-    const uint32_t b = threadIdx.x % kWords * kUnit;
-    if (l >= Lines || block_tile * Blocks + b >= scale_blocks) return;
-    const uint32_t held = blocks.at(block_tile);
+    const uint32_t b = threadIdx.x % kWords * kScaleBlockAlign;
+    if (l >= Lines || block_tile * Blocks + b >= plan.scale_blocks) return;
     uint32_t word = reinterpret_cast<const uint32_t*>(stage)[threadIdx.x];
-    if (held < b + kUnit) word = held <= b ? 0U : word & ((1U << (8 * (held - b))) - 1U);
-    if (l >= lines.at(line_tile)) word = 0U;
-    const uint64_t origin = scale_offset(line(line_tile, 0), block_tile * Blocks, scale_blocks, swizzled);
-    *reinterpret_cast<uint32_t*>(buffers.scale + origin + scale_offset(l, b, scale_blocks, swizzled)) = word;
+    const int32_t missing = int32_t(b + kScaleBlockAlign - plan.blocks.at(block_tile));
+    if (missing > 0) word = missing >= kScaleBlockAlign ? 0U : word & (0xFFFFFFFFU >> (8 * missing));
+    if (l >= plan.lines.at(line_tile)) word = 0U;
+    const uint64_t offset = scale_offset(line(line_tile, l), block_tile * Blocks + b, plan.scale_blocks, swizzled);
+    *reinterpret_cast<uint32_t*>(buffers.scale + offset) = word;
   }
 };
 
@@ -132,24 +156,26 @@ __device__ __forceinline__ void cast_rows(const Caster<R, RowScaled>& caster, co
   constexpr uint32_t kBlocks = kTileColBlocks<D>;
   const uint32_t step = blockDim.x / kBlocks;
   const uint32_t block = threadIdx.x % kBlocks;
-  if (block >= direction.blocks.at(place.col)) return;
-  const uint32_t rows = direction.lines.at(place.row);
+  if (block >= direction.plan.blocks.at(place.col)) return;
+  const uint32_t rows = direction.plan.lines.at(place.row);
   uint32_t row = threadIdx.x / kBlocks;
   uint64_t index = direction.block_index(place.row, place.col, row, block);
+  const uint64_t index_step = uint64_t(step) * direction.plan.line_blocks;
+  uint8_t* target = direction.buffers.data + index * kBlockBytes;
 #pragma unroll 1
-  for (; row < rows; row += step, index += uint64_t(step) * direction.line_blocks) {
+  for (; row < rows; row += step, index += index_step, target += index_step * kBlockBytes) {
     const RowBlock<D> x(tile, row, block);
     const LineScale scale = caster.line_scale(direction, direction.line(place.row, row));
     uint32_t byte;
     if (caster.params.two_d) {
       byte = shared.tile_byte[row / kBlock][block];
     } else {
-      const auto max = [](auto a, auto b) { return Element<D>::max_spread_nan(a, b); };
+      const auto max = [](auto a, auto b) { return Element<D>::larger_spread_nan(a, b); };
       byte = caster.scale_byte(x, pair_max_spread_nan<D>(x.reduce(max)), scale);
     }
     stage.rowwise[row * kBlocks + block] = uint8_t(byte);
     const uint2 codes = caster.codes(x, byte, scale, direction.multiplier, index, false);
-    __stcs(reinterpret_cast<uint2*>(direction.buffers.data + index * kBlockBytes), codes);
+    __stcs(reinterpret_cast<uint2*>(target), codes);
   }
 }
 
@@ -159,15 +185,17 @@ __device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster,
                                              ScaleStage& stage) {
   const QuantizeParams& params = caster.params;
   const ColumnLane lane;
-  const bool in_line = lane.row_block < direction.blocks.at(place.row);
-  const uint32_t cols = direction.lines.at(place.col);
+  const bool in_line = lane.row_block < direction.plan.blocks.at(place.row);
+  const uint32_t cols = direction.plan.lines.at(place.col);
   uint32_t col = threadIdx.x / 32 * kBlock + lane.pair * 2;
   uint64_t index = direction.block_index(place.col, place.row, col, lane.row_block);
   const uint32_t step = blockDim.x / 32 * kBlock;
+  const uint64_t index_step = uint64_t(step) * direction.plan.line_blocks;
+  uint8_t* target = direction.buffers.data + index * kBlockBytes;
 #pragma unroll 1
-  for (; col < kTileCols<D>; col += step, index += uint64_t(step) * direction.line_blocks) {
+  for (; col < kTileCols<D>; col += step, index += index_step, target += index_step * kBlockBytes) {
     const ColumnPair<D> x(tile, lane.row_block, col);
-    const auto pair_max = x.reduce([](auto a, auto b) { return Element<D>::max_spread_nan(a, b); });
+    const auto pair_max = x.reduce([](auto a, auto b) { return Element<D>::larger_spread_nan(a, b); });
     const auto float_max = [](float a, float b) { return ptx::max_spread_nan_f32(a, b); };
     float tile_max = 0.0F;
     if (WithRht && params.two_d) {
@@ -182,7 +210,7 @@ __device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster,
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
       if (col + which >= cols) continue;
-      const uint64_t block_index = index + (which == 0 ? 0U : direction.line_blocks);
+      const uint64_t to_line = which == 0 ? 0U : direction.plan.line_blocks;
       const ColumnBlock<D> column{x, which};
       const LineScale scale = caster.line_scale(direction, direction.line(place.col, col + which));
       uint32_t byte;
@@ -190,15 +218,15 @@ __device__ __forceinline__ void cast_columns(const Caster<R, RowScaled>& caster,
       if constexpr (WithRht) {
         const TransformedBlock y(column, params.sign_mask);
         byte = caster.scale_byte(y, params.two_d ? tile_max : y.reduce(float_max), scale);
-        codes = caster.codes(y, byte, scale, direction.multiplier, block_index, true);
+        codes = caster.codes(y, byte, scale, direction.multiplier, index + to_line, true);
       } else {
-        const float block_max = which == 0 ? Element<D>::low(pair_max) : Element<D>::high(pair_max);
+        const float block_max = fabsf(which == 0 ? Element<D>::low(pair_max) : Element<D>::high(pair_max));
         byte = params.two_d ? uint32_t(shared.tile_byte[lane.row_block][col / kBlock])
                             : caster.scale_byte(column, block_max, scale);
-        codes = caster.codes(column, byte, scale, direction.multiplier, block_index, true);
+        codes = caster.codes(column, byte, scale, direction.multiplier, index + to_line, true);
       }
       stage.columnwise[(col + which) * kTileRowBlocks + lane.row_block] = uint8_t(byte);
-      __stcs(reinterpret_cast<uint2*>(direction.buffers.data + block_index * kBlockBytes), codes);
+      __stcs(reinterpret_cast<uint2*>(target + to_line * kBlockBytes), codes);
     }
   }
 }
@@ -208,14 +236,24 @@ template <DType D, Rounding R>
 __device__ inline void choose_tile_bytes(const QuantizeParams& params, const LineScale& tensor, const uint8_t* tile,
                                          CastShared& shared) {
   constexpr int kBlocks = kTileColBlocks<D>;
-  const int row_in_block = threadIdx.x % kBlock;
-  const auto max = [](auto a, auto b) { return Element<D>::max_spread_nan(a, b); };
+  if constexpr (R != Rounding::kFourOverSix) {
+    const ColumnLane lane;
 #pragma unroll 1
-  for (int i = threadIdx.x / kBlock; i < kTileRowBlocks * kBlocks; i += blockDim.x / kBlock) {
-    const RowBlock<D> x(tile, i / kBlocks * kBlock + row_in_block, i % kBlocks);
-    const float tile_max = group_max_spread_nan<kBlock>(pair_max_spread_nan<D>(x.reduce(max)));
-    uint32_t byte;
-    if constexpr (R == Rounding::kFourOverSix) {
+    for (uint32_t block = threadIdx.x / 32; block < kBlocks; block += blockDim.x / 32) {
+      const ColumnPair<D> x(tile, lane.row_block, block * kBlock + lane.pair * 2);
+      const auto pair_max = x.reduce([](auto a, auto b) { return Element<D>::larger_spread_nan(a, b); });
+      const float tile_max = group_max_spread_nan<kBlock / 2>(pair_max_spread_nan<D>(pair_max), kTileRowBlocks);
+      if (lane.pair == 0) {
+        shared.tile_byte[lane.row_block][block] = uint8_t(ptx::encode_e4m3(tile_max * tensor.scale.block_multiplier));
+      }
+    }
+  } else {
+    const int row_in_block = threadIdx.x % kBlock;
+#pragma unroll 1
+    for (int i = threadIdx.x / kBlock; i < kTileRowBlocks * kBlocks; i += blockDim.x / kBlock) {
+      const RowBlock<D> x(tile, i / kBlocks * kBlock + row_in_block, i % kBlocks);
+      const auto row_max = x.reduce([](auto a, auto b) { return Element<D>::larger_spread_nan(a, b); });
+      const float tile_max = group_max_spread_nan<kBlock>(pair_max_spread_nan<D>(row_max));
       const ScaleCandidates candidates = scale_candidates(tile_max, tensor.scale.encode);
       CandidateErrors errors = block_errors(x, candidates, tensor, params.e4m3_max, params.squared_error);
 #pragma unroll
@@ -223,11 +261,9 @@ __device__ inline void choose_tile_bytes(const QuantizeParams& params, const Lin
         errors.six += __shfl_xor_sync(0xFFFFFFFFU, errors.six, distance);
         errors.four += __shfl_xor_sync(0xFFFFFFFFU, errors.four, distance);
       }
-      byte = choose_candidate(candidates, errors);
-    } else {
-      byte = ptx::encode_e4m3(tile_max * tensor.scale.block_multiplier);
+      const uint32_t byte = choose_candidate(candidates, errors);
+      if (row_in_block == 0) shared.tile_byte[i / kBlocks][i % kBlocks] = uint8_t(byte);
     }
-    if (row_in_block == 0) shared.tile_byte[i / kBlocks][i % kBlocks] = uint8_t(byte);
   }
 }
 
@@ -239,18 +275,19 @@ struct TensorCast {
   Direction<kTileCols<D>, kTileRowBlocks> columnwise;
 
   // Fills the tables: a barrier must follow. Amaxes are unused if row-scaled.
-  __device__ TensorCast(const QuantizeParams& params, float amax_rowwise, float amax_columnwise, CastShared& shared)
-      : caster{params, R == Rounding::kStochastic ? unpack(params.random) : Philox{}},
-        rowwise({uint64_t(params.x.rows), uint64_t(params.x.cols)}, params.rowwise, shared.multiplier[0]),
-        columnwise({uint64_t(params.x.cols), uint64_t(params.x.rows)}, params.columnwise,
-                   shared.multiplier[WithRht ? 1 : 0]) {
+  __device__ __forceinline__ TensorCast(const CastPlan<D>& plan, float amax_rowwise, float amax_columnwise,
+                                        CastShared& shared)
+      : caster{plan.params, R == Rounding::kStochastic ? unpack(plan.params.random) : Philox{}},
+        rowwise{plan.rowwise, plan.params.rowwise, shared.multiplier[0], {}},
+        columnwise{plan.columnwise, plan.params.columnwise, shared.multiplier[WithRht ? 1 : 0], {}} {
     if constexpr (RowScaled) return;
-    rowwise.tensor = {amax_rowwise, tensor_scale(amax_rowwise, params.e4m3_max)};
-    columnwise.tensor =
-        WithRht ? LineScale{amax_columnwise, tensor_scale(amax_columnwise, params.e4m3_max)} : rowwise.tensor;
-    const float scale = decode_e4m3(threadIdx.x % 128);
-    shared.multiplier[0][threadIdx.x % 128] = element_multiplier(scale, rowwise.tensor.scale.decode);
-    if (WithRht) shared.multiplier[1][threadIdx.x % 128] = element_multiplier(scale, columnwise.tensor.scale.decode);
+    const float e4m3_max = plan.params.e4m3_max;
+    rowwise.tensor = {amax_rowwise, tensor_scale(amax_rowwise, e4m3_max)};
+    columnwise.tensor = WithRht ? LineScale{amax_columnwise, tensor_scale(amax_columnwise, e4m3_max)} : rowwise.tensor;
+    const uint32_t byte = threadIdx.x % 128;
+    const float scale = decode_e4m3(byte);
+    shared.multiplier[0][byte] = element_multiplier(scale, rowwise.tensor.scale.decode);
+    if (WithRht) shared.multiplier[1][byte] = element_multiplier(scale, columnwise.tensor.scale.decode);
   }
 
   // Called by the whole block with a complete tile. A barrier must follow before the tile is overwritten, and before

@@ -1,4 +1,4 @@
-// Input elements: their storage, packed maxima of magnitudes, and their float values.
+// Input elements: their storage, packed maxima of magnitudes (under any sign), and their float values.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,12 @@ struct Element<DType::kBFloat16> {
   static __device__ __forceinline__ float to_float(Storage s) { return bits_float(uint32_t(s) << 16); }
   static __device__ __forceinline__ float low(Pair p) { return bits_float(p << 16); }
   static __device__ __forceinline__ float high(Pair p) { return bits_float(p & 0xFFFF0000U); }
-  static __device__ __forceinline__ Pair magnitude(Pair p) { return p & 0x7FFF7FFFU; }
-  static __device__ __forceinline__ Pair max_spread_nan(Pair a, Pair b) { return ptx::max_spread_nan_bf16x2(a, b); }
-  static __device__ __forceinline__ Pair max_ignore_nan(Pair a, Pair b) { return ptx::max_ignore_nan_bf16x2(a, b); }
+  static __device__ __forceinline__ Pair larger_spread_nan(Pair a, Pair b) {
+    return ptx::larger_spread_nan_bf16x2(a, b);
+  }
+  static __device__ __forceinline__ Pair larger_ignore_nan(Pair a, Pair b) {
+    return ptx::larger_ignore_nan_bf16x2(a, b);
+  }
   static __device__ __forceinline__ float round(float y) { return to_float(ptx::float_to_bf16_bits(y)); }
   static __device__ __forceinline__ Storage from_float(float y) { return ptx::float_to_bf16_bits(y); }
 };
@@ -33,9 +36,12 @@ struct Element<DType::kFloat16> {
   static __device__ __forceinline__ float to_float(Storage s) { return ptx::half_bits_to_float(s); }
   static __device__ __forceinline__ float low(Pair p) { return ptx::half_bits_to_float(uint16_t(p)); }
   static __device__ __forceinline__ float high(Pair p) { return ptx::half_bits_to_float(uint16_t(p >> 16)); }
-  static __device__ __forceinline__ Pair magnitude(Pair p) { return p & 0x7FFF7FFFU; }
-  static __device__ __forceinline__ Pair max_spread_nan(Pair a, Pair b) { return ptx::max_spread_nan_f16x2(a, b); }
-  static __device__ __forceinline__ Pair max_ignore_nan(Pair a, Pair b) { return ptx::max_ignore_nan_f16x2(a, b); }
+  static __device__ __forceinline__ Pair larger_spread_nan(Pair a, Pair b) {
+    return ptx::larger_spread_nan_f16x2(a, b);
+  }
+  static __device__ __forceinline__ Pair larger_ignore_nan(Pair a, Pair b) {
+    return ptx::larger_ignore_nan_f16x2(a, b);
+  }
   static __device__ __forceinline__ float round(float y) { return y; }  // the transform of fp16 stays fp32
   static __device__ __forceinline__ Storage from_float(float y) { return ptx::float_to_half_bits(y); }
 };
@@ -47,23 +53,24 @@ struct Element<DType::kFloat32> {
   static __device__ __forceinline__ float to_float(Storage s) { return s; }
   static __device__ __forceinline__ float low(Pair p) { return p.x; }
   static __device__ __forceinline__ float high(Pair p) { return p.y; }
-  static __device__ __forceinline__ Pair magnitude(Pair p) { return {fabsf(p.x), fabsf(p.y)}; }
-  static __device__ __forceinline__ Pair max_spread_nan(Pair a, Pair b) {
-    return {ptx::max_spread_nan_f32(a.x, b.x), ptx::max_spread_nan_f32(a.y, b.y)};
+  static __device__ __forceinline__ Pair larger_spread_nan(Pair a, Pair b) {
+    return {ptx::max_spread_nan_f32(fabsf(a.x), fabsf(b.x)), ptx::max_spread_nan_f32(fabsf(a.y), fabsf(b.y))};
   }
-  static __device__ __forceinline__ Pair max_ignore_nan(Pair a, Pair b) { return {fmaxf(a.x, b.x), fmaxf(a.y, b.y)}; }
+  static __device__ __forceinline__ Pair larger_ignore_nan(Pair a, Pair b) {
+    return {fmaxf(fabsf(a.x), fabsf(b.x)), fmaxf(fabsf(a.y), fabsf(b.y))};
+  }
   static __device__ __forceinline__ float round(float y) { return y; }
   static __device__ __forceinline__ Storage from_float(float y) { return y; }
 };
 
-// Both elements of a pair of magnitudes; fmaxf ignores NaN.
+// The larger magnitude of a pair; fmaxf ignores NaN.
 template <DType D>
 __device__ __forceinline__ float pair_max_ignore_nan(typename Element<D>::Pair m) {
-  return fmaxf(Element<D>::low(m), Element<D>::high(m));
+  return fmaxf(fabsf(Element<D>::low(m)), fabsf(Element<D>::high(m)));
 }
 template <DType D>
 __device__ __forceinline__ float pair_max_spread_nan(typename Element<D>::Pair m) {
-  return ptx::max_spread_nan_f32(Element<D>::low(m), Element<D>::high(m));
+  return ptx::max_spread_nan_f32(fabsf(Element<D>::low(m)), fabsf(Element<D>::high(m)));
 }
 
 // 16 bytes of elements: 8 of 16 bits or 4 of 32.

@@ -12,40 +12,51 @@
 namespace nvfp4 {
 namespace {
 
-// The tiles of one block, every gridDim.x-th of the grid. The last one stays in shared memory between amax and cast.
+// The tiles of one block, every gridDim.x-th of all. The last one stays in shared memory between amax and cast.
 template <DType D>
 struct BlockTiles {
   const MatrixView& x;
+  const Tiling& tiling;
   uint8_t* slot;
-  TileGrid grid;
   uint32_t count;
-  bool aligned;
 
-  __device__ BlockTiles(const MatrixView& matrix, uint8_t* memory)
-      : x(matrix),
+  __device__ BlockTiles(const CastPlan<D>& plan, uint8_t* memory)
+      : x(plan.params.x),
+        tiling(plan.tiling),
         slot(memory),
-        grid(tile_grid<D>(matrix)),
-        count((grid.count() - blockIdx.x + gridDim.x - 1) / gridDim.x),
-        aligned(has_aligned_rows<D>(matrix)) {}
+        count((plan.tiling.count() - blockIdx.x + gridDim.x - 1) / gridDim.x) {}
 
-  __device__ __forceinline__ TilePlace place(uint32_t i) const { return tile_place(blockIdx.x + i * gridDim.x, grid); }
-
-  // The tiles of all blocks before the last one of each.
-  __device__ __forceinline__ uint32_t others() const { return grid.count() - min(grid.count(), gridDim.x); }
-
-  __device__ __forceinline__ void load(TilePlace tile) const { load_tile<D>(x, aligned, tile, slot); }
+  __device__ __forceinline__ TilePlace place(uint32_t i) const {
+    return tile_place(blockIdx.x + i * gridDim.x, tiling);
+  }
+  __device__ __forceinline__ void load(TilePlace tile) const { load_tile<D>(x, tiling, tile, slot); }
 };
+
+// The tiles that no block keeps, the first ones of the tiling, and the rows of x that hold them.
+struct OtherTiles {
+  uint32_t count;
+  int64_t rows;
+  Stretches stretches;
+};
+
+template <DType D>
+OtherTiles other_tiles(const CastPlan<D>& plan, uint32_t blocks) {
+  OtherTiles others{};
+  others.count = plan.tiling.count() - blocks;
+  others.rows = std::min(int64_t(ceil_div(others.count, plan.tiling.cols)) * kTileRows, plan.params.x.rows);
+  others.stretches = stretches_of<kFewLoads>(plan.params.x, others.rows);
+  return others;
+}
 
 // Both of the following return the block's share of the amaxes and leave its last tile in the slot.
 
 // The order does not matter: what does not stay on chip is read straight through, evenly shared among the blocks.
 template <DType D>
-__device__ __forceinline__ TileAmax untiled_amax(const BlockTiles<D>& tiles) {
+__device__ __forceinline__ TileAmax untiled_amax(const BlockTiles<D>& tiles, const OtherTiles& others) {
   tiles.load(tiles.place(tiles.count - 1));
-  const int64_t rows = int64_t(ceil_div(int64_t(tiles.others()), tiles.grid.cols)) * kTileRows;
-  float amax = rows == 0 ? 0.0F : elements_amax<D, kFewLoads>(tiles.x, min(rows, tiles.x.rows));
+  float amax = elements_amax<D, kFewLoads>(tiles.x, others.rows, others.stretches);
   ptx::copy_async_wait<0>();
-  if (!tiles.aligned) __syncthreads();  // else every thread looks at its own copies only
+  if (!tiles.tiling.aligned_rows) __syncthreads();  // else every thread looks at its own copies only
   amax = fmaxf(amax, own_chunks_amax<D>(tiles.slot));
   return {amax, amax};
 }
@@ -83,16 +94,12 @@ __device__ __forceinline__ void zero_lines(const AmaxTask& task) {
   }
 }
 
-// Blocks of kManyThreads that should fit on a multiprocessor, or twice as many of kThreads.
-constexpr int min_blocks(Rounding rounding, bool with_rht, bool row_scaled) {
-  if (with_rht) return 2;
-  return rounding == Rounding::kNearest && !row_scaled ? 4 : 3;
-}
-
 // scratch: [2, blocks], the amaxes of every block by direction, unused if row-scaled; then a counter.
 template <DType D, Rounding R, bool WithRht, bool RowScaled>
-__global__ void __launch_bounds__(kManyThreads, min_blocks(R, WithRht, RowScaled))
-    fused_quantize_kernel(const __grid_constant__ QuantizeParams params, float* scratch) {
+__global__ void __maxnreg__(WithRht ? kMaxRegistersWithRht : kMaxRegisters)
+    fused_quantize_kernel(const __grid_constant__ CastPlan<D> plan, const __grid_constant__ OtherTiles others,
+                          float* scratch) {
+  const QuantizeParams& params = plan.params;
   if (is_noop(params.noop_flag)) return;
   __shared__ alignas(16) uint8_t slot[kTileBytes];
   __shared__ CastShared shared;
@@ -103,7 +110,7 @@ __global__ void __launch_bounds__(kManyThreads, min_blocks(R, WithRht, RowScaled
   uint32_t* const tickets = reinterpret_cast<uint32_t*>(scratch + 2 * gridDim.x);
 
   // 1. The amax.
-  const BlockTiles<D> tiles(params.x, slot);
+  const BlockTiles<D> tiles(plan, slot);
   const AmaxTask task = {
       params.rowwise.amax, params.columnwise.amax, params.x.rows, params.x.cols, WithRht, params.sign_mask, RowScaled};
   if (blockIdx.x == 0 && threadIdx.x == 0) *tickets = 0;
@@ -115,7 +122,7 @@ __global__ void __launch_bounds__(kManyThreads, min_blocks(R, WithRht, RowScaled
   if constexpr (WithRht || RowScaled) {
     amax = tiled_amax<D>(tiles, task);
   } else {
-    amax = untiled_amax<D>(tiles);
+    amax = untiled_amax<D>(tiles, others);
   }
   if constexpr (!RowScaled) {
     amax.rowwise = block_max_ignore_nan(amax.rowwise, reduction);
@@ -138,31 +145,32 @@ __global__ void __launch_bounds__(kManyThreads, min_blocks(R, WithRht, RowScaled
   }
 
   // 3. The cast: the block's own last tile, then those that it draws a ticket for, the newest first.
-  const TensorCast<D, R, WithRht, RowScaled> tensor(params, amax.rowwise, amax.columnwise, shared);
-  const uint32_t others = tiles.others();
+  const TensorCast<D, R, WithRht, RowScaled> tensor(plan, amax.rowwise, amax.columnwise, shared);
   TilePlace place = tiles.place(tiles.count - 1);
   for (;;) {
     __syncthreads();
-    const uint32_t ticket = threadIdx.x == 0 && others > 0 ? atomicAdd(tickets, 1U) : 0U;
+    const uint32_t ticket = threadIdx.x == 0 && others.count > 0 ? atomicAdd(tickets, 1U) : 0U;
     tensor.cast(place, slot, shared, stage);
     if (threadIdx.x == 0) drawn = ticket;  // only now, so that the cast hides the atomic's way
     __syncthreads();
     tensor.write_out(place, stage);
-    if (drawn >= others) return;
-    place = tile_place(others - 1 - drawn, tiles.grid);
+    if (drawn >= others.count) return;
+    place = tile_place(others.count - 1 - drawn, tiles.tiling);
     tiles.load(place);
     ptx::copy_async_wait<0>();
   }
 }
 
+// f(kernel, plan, blocks, threads).
 template <class F>
 void dispatch_kernel(const QuantizeParams& params, F&& f) {
   dispatch_cast(params, [&](auto dtype, auto rounding, auto with_rht, auto row_scaled) {
     constexpr auto kKernel = fused_quantize_kernel<dtype(), rounding(), with_rht(), row_scaled()>;
-    const int64_t tiles = tile_grid<dtype()>(params.x).count();
+    const CastPlan<dtype()> plan(params);
+    const int64_t tiles = plan.tiling.count();
     const int resident = resident_blocks<kKernel>(kThreads);
     const int threads = 2 * tiles <= resident ? threads_for(tiles) : kThreads;
-    f(kKernel, int(std::min<int64_t>(tiles, resident)), threads);
+    f(kKernel, plan, int(std::min<int64_t>(tiles, resident)), threads);
   });
 }
 
@@ -170,7 +178,7 @@ void dispatch_kernel(const QuantizeParams& params, F&& f) {
 
 int64_t fused_scratch_elements(const QuantizeParams& params) {
   int64_t elements = 0;
-  dispatch_kernel(params, [&](auto, int blocks, int) { elements = 2 * int64_t(blocks) + 1; });
+  dispatch_kernel(params, [&](auto, const auto&, int blocks, int) { elements = 2 * int64_t(blocks) + 1; });
   return elements;
 }
 
@@ -184,7 +192,7 @@ void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream st
     amax.row_scaled = params.row_scaled;
     return zero_amax_cuda(amax, stream);
   }
-  dispatch_kernel(params, [&](auto kernel, int blocks, int threads) {
+  dispatch_kernel(params, [&](auto kernel, const auto& plan, int blocks, int threads) {
     cudaLaunchAttribute cooperative{};
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
@@ -194,7 +202,8 @@ void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream st
     config.stream = cudaStream_t(stream);
     config.attrs = &cooperative;
     config.numAttrs = 1;
-    check_cuda(cudaLaunchKernelEx(&config, kernel, params, scratch), "fused_quantize_kernel");
+    check_cuda(cudaLaunchKernelEx(&config, kernel, plan, other_tiles(plan, unsigned(blocks)), scratch),
+               "fused_quantize_kernel");
   });
 }
 

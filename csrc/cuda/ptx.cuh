@@ -18,27 +18,35 @@ namespace nvfp4::ptx {
 
 inline constexpr bool kNativeE2M1 = NVFP4_NATIVE_E2M1 != 0;
 
-// Maximum of two packed pairs; `spread` gives NaN where one operand is NaN, `ignore` the other operand.
-__device__ __forceinline__ uint32_t max_spread_nan_bf16x2(uint32_t a, uint32_t b) {
+// The larger magnitudes of two packed pairs, under signs that mean nothing; `spread` gives NaN where one operand is
+// NaN, `ignore` the other operand.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+#define NVFP4_LARGER(d, a, b, nan, type) asm("max" nan ".xorsign.abs." type " %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b))
+#else
+#define NVFP4_LARGER(d, a, b, nan, type) \
+  asm("max" nan "." type " %0, %1, %2;" : "=r"(d) : "r"((a) & 0x7FFF7FFFU), "r"((b) & 0x7FFF7FFFU))
+#endif
+__device__ __forceinline__ uint32_t larger_spread_nan_bf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  NVFP4_LARGER(d, a, b, ".NaN", "bf16x2");
   return d;
 }
-__device__ __forceinline__ uint32_t max_ignore_nan_bf16x2(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t larger_ignore_nan_bf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  NVFP4_LARGER(d, a, b, "", "bf16x2");
   return d;
 }
-__device__ __forceinline__ uint32_t max_spread_nan_f16x2(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t larger_spread_nan_f16x2(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  NVFP4_LARGER(d, a, b, ".NaN", "f16x2");
   return d;
 }
-__device__ __forceinline__ uint32_t max_ignore_nan_f16x2(uint32_t a, uint32_t b) {
+__device__ __forceinline__ uint32_t larger_ignore_nan_f16x2(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  NVFP4_LARGER(d, a, b, "", "f16x2");
   return d;
 }
+#undef NVFP4_LARGER
 __device__ __forceinline__ float max_spread_nan_f32(float a, float b) {
   float d;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
@@ -72,8 +80,14 @@ __device__ __forceinline__ uint16_t float_to_bf16_bits(float f) {
 // E4M3 byte of x >= 0 or NaN; saturates.
 __device__ __forceinline__ uint32_t encode_e4m3(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  uint16_t d;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(d) : "f"(0.0F), "f"(x));
+  uint32_t d;
+  asm("{\n"
+      ".reg .b16 pair;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 pair, %1, %2;\n"
+      "mov.b32 %0, {pair, 0};\n"
+      "}"
+      : "=r"(d)
+      : "f"(0.0F), "f"(x));
   return d;
 #else
   return nvfp4::encode_e4m3(x);
@@ -104,9 +118,22 @@ __device__ __forceinline__ uint32_t encode8_e2m1(const float (&y)[8]) {
 
 // The same number, of which the compiler knows nothing: it then computes one address and reaches others by a constant
 // offset in the instruction, where it would spell out sixteen.
-__device__ __forceinline__ int opaque(int value) {
+__device__ __forceinline__ uint32_t opaque(uint32_t value) {
   asm("" : "+r"(value));
   return value;
+}
+
+// In a kernel that was launched to overlap the one before it: waits until that one has finished and its writes are
+// visible. And in that one: lets the next one start. Without such a launch neither does anything.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 // 16 bytes from global to shared memory, past the registers.

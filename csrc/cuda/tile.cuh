@@ -28,17 +28,29 @@ inline constexpr int kTileColBlocks = kTileCols<D> / kBlock;
 static_assert(kTileRowBlocks == kScaleBlockAlign && kTileColBlocks<DType::kFloat32> % kScaleBlockAlign == 0);
 static_assert(kScaleLineAlign % kTileRows == 0 && kScaleLineAlign % kTileCols<DType::kBFloat16> == 0);
 
-// Tiles cover x padded to multiples of 128 both ways, and with it every byte of both scale buffers. Memory ends long
-// before 2^32 tiles.
-struct TileGrid {
-  uint32_t rows;
+// How x is cut into tiles, worked out once on the host. Tiles cover x padded to multiples of 128 both ways, and with it
+// every byte of both scale buffers. Memory ends long before 2^32 tiles.
+struct Tiling {
+  uint32_t rows;  // of tiles
   uint32_t cols;
+  uint32_t inner_rows;  // of those that lie wholly inside x
+  uint32_t inner_cols;
+  uint32_t cols_reciprocal;  // floor(2^32 / cols), or 2^32 - 1
+  bool aligned_rows;         // whole rows can be read 16 bytes at a time
   __host__ __device__ uint32_t count() const { return rows * cols; }
 };
 template <DType D>
-__host__ __device__ inline TileGrid tile_grid(const MatrixView& x) {
-  return {uint32_t(round_up(uint64_t(x.rows), kScaleLineAlign) / kTileRows),
-          uint32_t(round_up(uint64_t(x.cols), kScaleLineAlign) / kTileCols<D>)};
+inline Tiling tiling_of(const MatrixView& x) {
+  constexpr int kSize = sizeof(typename Element<D>::Storage);
+  Tiling t{};
+  t.rows = uint32_t(round_up(uint64_t(x.rows), kScaleLineAlign) / kTileRows);
+  t.cols = uint32_t(round_up(uint64_t(x.cols), kScaleLineAlign) / kTileCols<D>);
+  t.inner_rows = uint32_t(x.rows / kTileRows);
+  t.inner_cols = uint32_t(x.cols / kTileCols<D>);
+  t.cols_reciprocal = t.cols <= 1 ? UINT32_MAX : uint32_t((uint64_t(1) << 32) / t.cols);
+  t.aligned_rows = x.col_stride == 1 && x.row_dims == 1 && (x.row_strides[0] * kSize) % 16 == 0 &&
+                   reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  return t;
 }
 
 // A tile by its place in the grid, and its first element.
@@ -50,8 +62,11 @@ struct TileOrigin {
   int64_t row;
   int64_t col;
 };
-__device__ __forceinline__ TilePlace tile_place(uint32_t index, const TileGrid& grid) {
-  return {index / grid.cols, index % grid.cols};
+// The product with the reciprocal is the quotient, or one less.
+__device__ __forceinline__ TilePlace tile_place(uint32_t index, const Tiling& tiling) {
+  const uint32_t row = __umulhi(index, tiling.cols_reciprocal);
+  const uint32_t col = index - row * tiling.cols;
+  return col < tiling.cols ? TilePlace{row, col} : TilePlace{row + 1, col - tiling.cols};
 }
 template <DType D>
 __device__ __forceinline__ TileOrigin tile_origin(TilePlace place) {
@@ -59,29 +74,21 @@ __device__ __forceinline__ TileOrigin tile_origin(TilePlace place) {
 }
 
 template <DType D>
-__device__ __forceinline__ int chunk_offset(int row, int row_block, int chunk) {
+__device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t row_block, uint32_t chunk) {
   chunk ^= (chunk >> 3) ^ ((row_block & 3) << 1);
   if constexpr (sizeof(typename Element<D>::Storage) == 4) chunk ^= (row & 1) << 1;
   return row * kRowBytes + chunk * 16;
 }
 
 template <DType D>
-__device__ __forceinline__ int chunk_offset(int row, int chunk) {
+__device__ __forceinline__ uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
   return chunk_offset<D>(row, row / kBlock, chunk);
 }
 
 template <DType D>
-__device__ __forceinline__ int element_offset(int row, int col) {
-  constexpr int kPerChunk = Chunk<D>::kElements;
-  return chunk_offset<D>(row, col / kPerChunk) + col % kPerChunk * int(sizeof(typename Element<D>::Storage));
-}
-
-// True where whole rows can be read 16 bytes at a time.
-template <DType D>
-__device__ inline bool has_aligned_rows(const MatrixView& x) {
-  constexpr int kSize = sizeof(typename Element<D>::Storage);
-  return x.col_stride == 1 && x.row_dims == 1 && (x.row_strides[0] * kSize) % 16 == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+__device__ __forceinline__ uint32_t element_offset(uint32_t row, uint32_t col) {
+  constexpr uint32_t kPerChunk = Chunk<D>::kElements;
+  return chunk_offset<D>(row, col / kPerChunk) + col % kPerChunk * uint32_t(sizeof(typename Element<D>::Storage));
 }
 
 template <DType D>
@@ -143,11 +150,11 @@ __device__ __noinline__ void load_strided_tile(const MatrixView& x, TileOrigin o
 // Starts to load a tile and closes a group of asynchronous copies; the tile is complete once every thread has waited
 // for its group and passed a barrier.
 template <DType D>
-__device__ __forceinline__ void load_tile(const MatrixView& x, bool aligned, TilePlace place, uint8_t* tile) {
+__device__ __forceinline__ void load_tile(const MatrixView& x, const Tiling& tiling, TilePlace place, uint8_t* tile) {
   const TileOrigin origin = tile_origin<D>(place);
-  if (!aligned) {
+  if (!tiling.aligned_rows) {
     load_strided_tile<D>(x, origin, tile);
-  } else if (origin.row + kTileRows <= x.rows && origin.col + kTileCols<D> <= x.cols) {
+  } else if (place.row < tiling.inner_rows && place.col < tiling.inner_cols) {
     if (blockDim.x == kThreads) {
       load_inner_tile<D, kThreads>(x, origin, tile);
     } else {

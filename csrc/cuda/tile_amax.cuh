@@ -20,7 +20,7 @@ __device__ __forceinline__ float own_chunks_amax(const uint8_t* tile) {
     Chunk<D> chunk;
     chunk.vector = *reinterpret_cast<const uint4*>(tile + chunk_offset<D>(i / kRowChunks, i % kRowChunks));
 #pragma unroll
-    for (int e = 0; e < Chunk<D>::kPairs; ++e) m = Element<D>::max_ignore_nan(m, Element<D>::magnitude(chunk.pair[e]));
+    for (int e = 0; e < Chunk<D>::kPairs; ++e) m = Element<D>::larger_ignore_nan(m, chunk.pair[e]);
   }
   return pair_max_ignore_nan<D>(m);
 }
@@ -42,7 +42,7 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TilePlace place, cons
   const TileOrigin origin = tile_origin<D>(place);
   const ColumnLane lane;
   TileAmax amax = {0.0F, 0.0F};
-  const auto max = [](auto a, auto b) { return Element<D>::max_ignore_nan(a, b); };
+  const auto max = [](auto a, auto b) { return Element<D>::larger_ignore_nan(a, b); };
   for (int block = threadIdx.x / 32; block < kTileColBlocks<D>; block += blockDim.x / 32) {
     const int col = block * kBlock + lane.pair * 2;
     const ColumnPair<D> x(tile, lane.row_block, col);
@@ -51,7 +51,7 @@ __device__ inline TileAmax tile_amax(const AmaxTask& task, TilePlace place, cons
     if (task.columnwise == nullptr) continue;
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
-      float line = which == 0 ? Element<D>::low(m) : Element<D>::high(m);
+      float line = fabsf(which == 0 ? Element<D>::low(m) : Element<D>::high(m));
       if (task.with_rht) {
         const TransformedBlock y(ColumnBlock<D>{x, which}, task.sign_mask);
         line = y.reduce([](float a, float b) { return fmaxf(a, b); });
