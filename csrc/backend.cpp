@@ -26,17 +26,6 @@ class CudaScope {
   c10::cuda::CUDAStream stream_;
 };
 
-// Up to here one launch is the faster way. Beyond, its cast is a little slower than that of quantize_kernel, which
-// shows where neither arithmetic nor bytes hide it. Measured on an H200; the README names the border.
-constexpr int64_t kFusedElements = int64_t(1) << 23;
-
-// The one place that decides. The cast alone always is one launch; only the amax before it can be fused.
-bool use_fused(const QuantizeParams& params, Schedule schedule) {
-  if (params.amax_source != AmaxSource::kCompute || schedule == Schedule::kSplit) return false;
-  if (schedule == Schedule::kFused || params.x.rows * params.x.cols <= kFusedElements) return true;
-  return params.rounding == Rounding::kFourOverSix || params.x.dtype == DType::kFloat32;
-}
-
 void check_cuda_device(at::Device device, const char* argument) {
   static std::atomic<bool> checked[C10_COMPILE_TIME_MAX_GPUS];
   std::atomic<bool>& known = checked[device.has_index() ? device.index() : c10::cuda::current_device()];
@@ -49,9 +38,14 @@ void check_cuda_device(at::Device device, const char* argument) {
 
 void quantize_on_cuda(QuantizeParams params, Schedule schedule, at::Device device) {
   const CudaScope scope(device);
-  if (use_fused(params, schedule)) {
-    const at::Tensor scratch = allocate({fused_scratch_elements(params)}, at::kFloat, device);
-    return fused_quantize_cuda(params, static_cast<float*>(scratch.mutable_data_ptr()), scope.stream());
+  // The one place that chooses the schedule. The cast alone always is one launch; only the amax before it can be fused,
+  // which is the faster way as long as it spares the second read of x. The README names the border.
+  if (params.amax_source == AmaxSource::kCompute && schedule != Schedule::kSplit) {
+    const FusedNeeds needs = fused_needs_cuda(params);
+    if (schedule == Schedule::kFused || needs.fits_on_chip) {
+      const at::Tensor scratch = allocate({needs.scratch_elements}, at::kFloat, device);
+      return fused_quantize_cuda(params, static_cast<float*>(scratch.mutable_data_ptr()), scope.stream());
+    }
   }
   const bool with_amax = params.amax_source == AmaxSource::kCompute;
   if (with_amax) {

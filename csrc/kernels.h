@@ -22,9 +22,14 @@ void quantize_cuda(const QuantizeParams& params, bool after_amax, Stream stream)
 void dequantize_cuda(const DequantizeParams& params, Stream stream);
 void swizzle_cuda(const SwizzleParams& params, Stream stream);
 
-// amax and cast in one launch, amax_source == kCompute. scratch: float32, fused_scratch_elements(params) of them.
+struct FusedNeeds {
+  int64_t scratch_elements;  // float32
+  bool fits_on_chip;         // every tile of x at once, so that x is read once
+};
+
+// amax and cast in one launch, amax_source == kCompute.
+FusedNeeds fused_needs_cuda(const QuantizeParams& params);
 void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream stream);
-int64_t fused_scratch_elements(const QuantizeParams& params);
 #endif
 
 }  // namespace nvfp4

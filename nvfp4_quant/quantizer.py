@@ -36,7 +36,7 @@ class NVFP4Quantizer:
         under a bound of the scales, nvfp4_e4m3_max, of 448 or 256.
     with_amax_reduction: the amax is the maximum over amax_reduction_group (None: all processes).
     schedule: how a GPU works, which changes no bit: "fused", one operation; "split", zero, amax and cast; "auto", one
-        where that is not slower.
+        where x fits on the chip.
     As attributes only: optimize_for_gemm (write the scales in the order of the GEMM), internal (make
         NVFP4TensorStorage instead of NVFP4Tensor).
 

@@ -273,7 +273,7 @@ def test_memory_used_on_another_stream_is_kept(device):
     y = q(x)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(1_000_000_000)  # half a second: longer than all below takes
         got = y.dequantize()
     y.record_stream(side)
     pointers = {b.data_ptr() for b in y._buffers()}

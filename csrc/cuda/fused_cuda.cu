@@ -176,10 +176,12 @@ void dispatch_kernel(const QuantizeParams& params, F&& f) {
 
 }  // namespace
 
-int64_t fused_scratch_elements(const QuantizeParams& params) {
-  int64_t elements = 0;
-  dispatch_kernel(params, [&](auto, const auto&, int blocks, int) { elements = 2 * int64_t(blocks) + 1; });
-  return elements;
+FusedNeeds fused_needs_cuda(const QuantizeParams& params) {
+  FusedNeeds needs{};
+  dispatch_kernel(params, [&](auto, const auto& plan, int blocks, int) {
+    needs = {2 * int64_t(blocks) + 1, plan.tiling.count() == uint32_t(blocks)};
+  });
+  return needs;
 }
 
 void fused_quantize_cuda(const QuantizeParams& params, float* scratch, Stream stream) {
