@@ -31,6 +31,13 @@ RNG_STATE = (1, 0)  # given where a graph is captured, so that a replay is the q
 SCALES = (1, 3)  # positions among the six buffers
 
 
+def as_text(result: dict) -> str:
+    """JSON with one row a line, so that two runs can be compared by line."""
+    head = json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=2)
+    rows = ",\n".join(f"    {json.dumps(row)}" for row in result["rows"])
+    return f'{head[:-2]},\n  "rows": [\n{rows}\n  ]\n}}\n'
+
+
 class Work(NamedTuple):
     """Inputs and outputs of one kind and shape; on a GPU so many of them that a turn does not fit into the L2."""
 
@@ -132,7 +139,7 @@ class Benchmark:
             if self.on_gpu:  # a failed capture leaves its own stream behind
                 torch.cuda.set_stream(torch.cuda.default_stream())
         if self.arguments.out:
-            self.arguments.out.write_text(json.dumps(self.result, indent=1) + "\n")
+            self.arguments.out.write_text(as_text(self.result))
 
     def emit(self, **row) -> None:
         row = {"label": self.arguments.label, **row}

@@ -56,16 +56,19 @@ def draw(results: list[dict], out: Path, only: list[str] | None = None) -> None:
     if not panels:
         raise ValueError("these files have no times to draw")
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 5), squeeze=False, layout="constrained")
+    names = list(dict.fromkeys(name for _, drawn in panels for name in drawn))
+    styles = {name: {"color": f"C{i % 10}", "marker": "os^D"[i // 10 % 4]} for i, name in enumerate(names)}
+    handles = {}
     for axis, (field, drawn) in zip(axes[0], panels, strict=True):
         for name, points in drawn.items():
-            axis.plot(*zip(*points, strict=True), marker="o", markersize=4, label=name)
+            (handles[name],) = axis.plot(*zip(*points, strict=True), markersize=4, **styles[name])
         if field == "gpu_us" and (points := floor(results)):
-            axis.plot(*zip(*points, strict=True), color="black", linestyle=":", label="floor of two reads")
+            (handles["floor of two reads"],) = axis.plot(*zip(*points, strict=True), color="black", linestyle=":")
         if field == "gpu_over_floor":
             axis.axhline(1, color="black", linestyle=":")
         axis.set(xscale="log", yscale="log", xlabel="elements", ylabel=fields[field])
         axis.grid(True, alpha=0.3)
-        axis.legend(fontsize="small")
+    figure.legend(handles.values(), handles.keys(), loc="outside right center")
     result = results[0]
     figure.suptitle(f"NVFP4 quantization, both directions, amax included: {result.get('gpu', result['device'])}")
     figure.savefig(out, dpi=120)
